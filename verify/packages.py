@@ -1,0 +1,107 @@
+"""Emit a package through the generator, keep it in a cache, and import a package by its path.
+
+    folder = emit(d=32, dtypes=("float32",), archs=("cpu",))     # a second call finds it there
+    attn = load(folder)                                          # or load("generated/attn_d128_sram192k")
+
+Holds always: two packages with different content are two modules, in one process as well; the cache is keyed by
+the digest of the package's content, so an edited template or planner never meets an old package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from codegen import emit as writer
+from codegen import names, package, problem, sizes
+from codegen.errors import RequestError, ToolError
+
+
+def cache() -> Path:
+    """Where emitted packages are kept: $TILEPROOF_CACHE/packages, else the user's cache folder."""
+    root = os.environ.get("TILEPROOF_CACHE")
+    if root:
+        return Path(root) / "packages"
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "tileproof" / "packages"
+
+
+def request(*, sram: str = "192KB", d: int, **more: Any) -> problem.Problem:
+    """A request as the command would make it: `sram` as typed, other words as `codegen.problem.make` takes them."""
+    return problem.make(sram_bytes=sizes.parse_bytes(sram), d=d, **more)
+
+
+def emit(asked: problem.Problem | None = None, /, **words: Any) -> Path:
+    """The folder of the package for a request (a Problem, or the words of `request`), written if it is not there."""
+    wanted = asked if asked is not None else request(**words)
+    files = package.render_package(wanted)
+    name = names.package_name(wanted)
+    folder = cache() / package.read_plan(files[package.PLAN_FILE])["digest"][: package.DIGEST_CHARS] / name
+    if not (folder / package.PLAN_FILE).exists():
+        writer.write_package(wanted, folder.parent)
+    return folder
+
+
+def plan(folder: Path | str) -> dict[str, Any]:
+    """plan.json of the package in `folder`.
+
+    Raises: RequestError when the folder is not a tileproof package.
+    """
+    try:
+        return package.read_plan((Path(folder) / package.PLAN_FILE).read_bytes())
+    except OSError as error:
+        raise RequestError(
+            f"{folder} is not a tileproof package: {error.strerror}", "try generated/attn_d128_sram192k"
+        ) from None
+
+
+def load(folder: Path | str) -> ModuleType:
+    """Import the package in `folder`, wherever it lies, under a module name of its own.
+
+    The same content gives the same module again; the op that it registers carries its digest.
+    Raises: RequestError when the folder is not a tileproof package, ToolError when it does not import.
+    """
+    root = Path(folder).resolve()
+    facts = plan(root)
+    place = hashlib.sha256(str(root).encode()).hexdigest()[:8]
+    name = f"tileproof_under_test_{facts['name']}_{facts['digest'][:12]}_{place}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, root / "__init__.py", submodule_search_locations=[str(root)])
+    if spec is None or spec.loader is None:
+        raise ToolError(f"{root}/__init__.py cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module
+
+
+def find(argument: str) -> Path:
+    """The package folder that a command line names: a path, or a name under ./generated.
+
+    Raises: RequestError when there is none.
+    """
+    for candidate in (Path(argument), Path("generated") / argument):
+        if (candidate / package.PLAN_FILE).is_file():
+            return candidate
+    raise RequestError(
+        f"{argument}: no tileproof package there", "try generated/attn_d128_sram192k, or run codegen first"
+    )
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` where a reader never finds half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(json.dumps(value, indent=1, sort_keys=False) + "\n")
+    beside.replace(path)
