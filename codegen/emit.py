@@ -134,9 +134,7 @@ def locked(folder: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise ToolError(
-                        f"{folder} is locked by another writer for {LOCK_TIMEOUT_S:.0f} seconds"
-                    ) from None
+                    raise ToolError(f"{folder} is locked by another writer for {LOCK_TIMEOUT_S:.0f} seconds") from None
                 time.sleep(0.01)
         yield
     finally:

@@ -73,9 +73,10 @@ def violations(path: str, text: str) -> list[Violation]:
     """Every breach in one file, in the order of its lines."""
     code = strip_comments(text)
     is_ptx = path.rsplit("/", 1)[-1].startswith("ptx_")
+    lines = text.split("\n")
     found = [
-        Violation(path, number, rule, line.strip())
-        for rule, number, line in (*_line_rules(code, is_ptx), *_guard(code, is_ptx), *_pointers(code, is_ptx),
+        Violation(path, number, rule, lines[number - 1].strip())
+        for rule, number in (*_line_rules(code, is_ptx), *_guard(code, is_ptx), *_pointers(code, is_ptx),
                                    *_moved_accumulators(code))
     ]  # fmt: skip
     return sorted(found, key=lambda v: (v.line, v.rule))
@@ -99,73 +100,76 @@ _VENDOR = re.compile(
 )
 
 
-def _line_rules(code: str, is_ptx: bool) -> Iterator[tuple[int, int, str]]:
+def _line_rules(code: str, is_ptx: bool) -> Iterator[tuple[int, int]]:
     """Rules that one line alone decides."""
     externs = 0
     for number, line in enumerate(code.split("\n"), 1):
         if re.search(r"\basm\b|\b__asm__\b|\b__asm\b", line) and not is_ptx:
-            yield 1, number, line
+            yield 1, number
         if re.search(r"\b__shared__\b", line):
             externs += 1
             if not is_ptx or externs > 1 or not re.search(r"\bextern\s+__shared__", line):
-                yield 2, number, line
+                yield 2, number
         if re.search(r"\b__cvta_generic_to_shared\b", line) and not is_ptx:
-            yield 2, number, line
+            yield 2, number
         if _VENDOR.search(line):
-            yield 4, number, line
-        if "<<<" in line or ">>>" in line.replace("> >>", ""):
-            yield 5, number, line
+            yield 4, number
+        if "<<<" in line:
+            yield 5, number
         if "__CUDA_ARCH__" in line:
-            yield 7, number, line
+            yield 7, number
 
 
-def _guard(code: str, is_ptx: bool) -> Iterator[tuple[int, int, str]]:
+def _guard(code: str, is_ptx: bool) -> Iterator[tuple[int, int]]:
     """Rule 1, second half: the guard of a PTX header opens it."""
     if not is_ptx:
         return
     lines = code.split("\n")
     for number, line in enumerate(lines, 1):
         if re.search(r"#\s*pragma\s+once", line):
-            yield 1, number, line
+            yield 1, number
     directives = [(n, line) for n, line in enumerate(lines, 1) if line.strip()]
     first = directives[0] if directives else (1, "")
     guard = re.fullmatch(r"\s*#\s*ifndef\s+(TILEPROOF_PTX_\w+_CUH)\s*", first[1])
     if guard is None or not re.search(rf"#\s*define\s+{guard[1]}\b", code):
-        yield 1, first[0], first[1] or "no guard"
+        yield 1, first[0]
 
 
-_QUALIFIERS = r"(?:const|volatile|unsigned|signed|__restrict__)\s+"
-_POINTER = re.compile(
-    rf"(?:{_QUALIFIERS})*\b(?:void|float|double|char|int|long|uint?\d+_t|u?int\d+_t|float[24]|u?int[24]|T|Element)"
-    r"(?:\s+const)?\s*\*\s*(?:const\s+)?(?:__restrict__\s+)?(\w+)"
+# One declaration of pointers at the start of a statement, or one pointer parameter. `a * b;` is no statement
+# that anybody writes, so a star after the first word declares.
+_QUALIFIER = r"(?:(?:const|volatile|static|constexpr|unsigned|signed|__restrict__)\s+)*"
+_DECLARED = re.compile(
+    rf"(?P<head>(?:^|[;{{}}(,])\s*){_QUALIFIER}[\w:]+(?:\s+const)?\s*"
+    r"(?P<names>\*\s*(?:const\s+|__restrict__\s+)*\w[^;=(){}]*?)(?=[;=)]|,\s*(?:const\s+)?\w+\s+\w|$)",
+    re.MULTILINE,
 )
-_PRIMITIVE = re.compile(r"\b(?:ld|st)_(?:global|shared)\w*|\bred_add_\w+|\bcp_async_\w+")
+_CASTS = (r"\*\s*\(?\s*(?:reinterpret_cast|static_cast)\s*<[^>]*\*\s*>", r"\*\s*\(\s*(?:const\s+)?\w+\s*\*\s*\)\s*\w")
 
 
-def _pointers(code: str, is_ptx: bool) -> Iterator[tuple[int, int, str]]:
-    """Rule 3: in a function that runs on the device, a pointer is passed on, offset, compared: never followed."""
+def _pointers(code: str, is_ptx: bool) -> Iterator[tuple[int, int]]:
+    """Rule 3: in a function that runs on the device, a pointer is passed on or offset, never followed."""
     if is_ptx:
         return
-    fields = set(_POINTER.findall(code))
-    for start, body in _device_bodies(code):
-        pointers = fields | {
-            m[1] for m in re.finditer(r"\bauto\s*\*\s*(?:const\s+)?(?:__restrict__\s+)?(\w+)", body)
-        }  # fmt: skip
-        names = "|".join(sorted(map(re.escape, pointers)))
-        forms = [r"\*\s*\(?\s*(?:reinterpret_cast|static_cast)\s*<[^>]*\*\s*>", r"\*\s*\(\s*(?:const\s+)?\w+\s*\*\s*\)"]
-        if names:
-            member = rf"(?:\w+(?:\.|->))*(?:{names})\b"
-            forms += [
-                rf"{member}\s*\[",  # p.q[i]
-                rf"(?:[=(,;{{}}!&|?:+\-]|\breturn\b|^)\s*\*\s*(?:\(\s*)?{member}",  # *p, *(p + i)
-            ]
-        for offset, line in enumerate(body.split("\n")):
+    fields = {name for m in re.finditer(r"\bstruct\s+\w+[^;{]*\{([^{}]*)\}", code) for name in _declared(m[1])}
+    for start, body in _device_functions(code):
+        forms = list(_CASTS)
+        for names, prefix in ((_declared(body), ""), (fields, r"\w+(?:\.|->)")):
+            if names:
+                one = rf"{prefix}(?:{'|'.join(sorted(names))})\b"
+                forms += [rf"(?<![\w.>]){one}\s*(?:\[|->)", rf"\*\s*\(*\s*{one}"]  # p[i], p->x; *p, *(p + i)
+        used = _DECLARED.sub(lambda m: m["head"] + " " * (len(m[0]) - len(m["head"])), body)
+        for offset, line in enumerate(used.split("\n")):
             if any(re.search(form, line) for form in forms):
-                yield 3, start + offset, line
+                yield 3, start + offset
 
 
-def _device_bodies(code: str) -> Iterator[tuple[int, str]]:
-    """(first line, text from the parameter list to the closing brace) of each __global__ or __device__ function."""
+def _declared(text: str) -> set[str]:
+    """The names that `text` declares as pointers."""
+    return {name for m in _DECLARED.finditer(text) for name in re.findall(r"\*\s*(?:const\s+)?(?:__restrict__\s+)?(\w+)", m["names"])}  # fmt: skip
+
+
+def _device_functions(code: str) -> Iterator[tuple[int, str]]:
+    """(first line, text from the qualifier to the closing brace) of each __global__ or __device__ function."""
     for head in re.finditer(r"\b__(?:global|device)__\b", code):
         opening = code.find("{", head.end())
         semicolon = code.find(";", head.end())
@@ -177,10 +181,10 @@ def _device_bodies(code: str) -> Iterator[tuple[int, str]]:
             at += 1
             if depth == 0:
                 break
-        yield code.count("\n", 0, opening) + 1, code[opening:at]
+        yield code.count("\n", 0, head.end()) + 1, code[head.end() : at]
 
 
-def _moved_accumulators(code: str) -> Iterator[tuple[int, int, str]]:
+def _moved_accumulators(code: str) -> Iterator[tuple[int, int]]:
     """Rule 6: between a wgmma and its wait, its accumulator (first argument) is neither copied nor assigned."""
     in_flight: set[str] = set()
     for number, line in enumerate(code.split("\n"), 1):
@@ -189,6 +193,6 @@ def _moved_accumulators(code: str) -> Iterator[tuple[int, int, str]]:
         launched = re.search(r"\bwgmma_m64n\w+(?:<[^>]*>)?\s*\(\s*(\w+)", line)
         for name in in_flight:
             if launched is None and re.search(rf"\b{name}\b", line):
-                yield 6, number, line
+                yield 6, number
         if launched is not None and not re.search(r"\b__device__\b", line):
             in_flight.add(launched[1])
