@@ -1,0 +1,6 @@
+"""Derived error bounds of the tiled kernels: README.md has the derivation, `forward` the entry point."""
+
+from verify.bounds.domain import outside_domain
+from verify.bounds.output import ForwardBound, forward
+
+__all__ = ["ForwardBound", "forward", "outside_domain"]
