@@ -187,9 +187,10 @@ def model(name: str, dtype: str, *, debug: bool = False, device: str | None = No
         name: a row of MODELS; what `attn.path()` reports as "arithmetic".
         dtype: of the inputs; O has the same unless `debug`, where it stays in the working format.
         device: a calibration file `calibration/<name>.<device>.json` replaces constants, if there is one.
-        facts: any field of ArithmeticModel by name, such as lag_log2 from the plan; wins over the calibration.
+        facts: the plan's figures. Those named like a field of ArithmeticModel (lag_log2) win over the calibration;
+            the others do not round and are passed over.
     Raises:
-        ValueError: unknown name, a dtype that the model does not take, or an unknown field.
+        ValueError: unknown name, a dtype that the model does not take, or a calibration with an unknown constant.
     """
     if name not in MODELS:
         raise ValueError(f"arithmetic model {name!r} is not one of {', '.join(MODELS)}")
@@ -198,10 +199,10 @@ def model(name: str, dtype: str, *, debug: bool = False, device: str | None = No
         raise ValueError(f"{name} takes {', '.join(dtypes)}, not {dtype}")
     values: dict[str, Any] = dict(constants)
     values.update(calibrated(name, device))
-    values.update(facts)
-    unknown = set(values) - {f.name for f in fields(ArithmeticModel)}
-    if unknown:
-        raise ValueError(f"{name}: no such constant: {', '.join(sorted(unknown))}")
+    known = {f.name for f in fields(ArithmeticModel)}
+    if set(values) - known:
+        raise ValueError(f"{name}: no such constant: {', '.join(sorted(set(values) - known))}")
+    values.update({key: value for key, value in facts.items() if key in known})
     if values.get("p_format") == "dtype":
         values["p_format"] = dtype
     p = FORMATS.get(values.get("p_format") or "")
