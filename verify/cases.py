@@ -28,7 +28,7 @@ Mask = npt.NDArray[np.bool_]
 
 CAUSAL = ("none", "bottom_right", "top_left")
 LAYOUTS = ("contiguous", "bnhd", "padded", "offset")
-# Largest magnitude that keeps a case inside the domain of the bound: sum|q||k| < 2^100, N max|v| < 2^126, |O| < 65504.
+# Largest magnitude of V that stays inside the domain of the bound with room to spare (verify/bounds/domain.py).
 ROOM = {"float32": 2.0**40, "float64": 2.0**40, "bf16": 2.0**40, "fp16": 60000.0}
 
 

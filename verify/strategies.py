@@ -40,6 +40,8 @@ VALUES = ("normal", "ones", "alternating", "ramp", "big", "denormal", "two_ulp")
 AMPLITUDES = (1.0, 4.0, 30.0)
 SCALES = ("default", "one", "tenth", "inexact")
 OVERRIDES = ("zero", "large", "smallest")
+# Two such factors, or one against the largest logit above, keep base-2 scores below 2^27: the domain of the bound.
+LARGE_FACTOR = 2.0**11
 KERNEL_MASKS = ("none", "bottom_right", "top_left")
 SPEC_MASKS = (
     *KERNEL_MASKS,
@@ -100,9 +102,8 @@ class Description:
         for tensor, row, column, what in self.overrides:
             target = {"q": q, "k": k, "v": v}[tensor]
             if target.size:
-                value = {"zero": 0.0, "large": ROOM[self.dtype], "smallest": _smallest(self.dtype)}[what]
-                # Two large factors in one score would leave the domain of the bound (sum |q||k| < 2^100 in float32
-                # and bf16 holds; in fp16 the largest are 6e4 and any product fits).
+                large = ROOM[self.dtype] if tensor == "v" else LARGE_FACTOR
+                value = {"zero": 0.0, "large": large, "smallest": _smallest(self.dtype)}[what]
                 target[:, :, row % target.shape[2], column % target.shape[3]] = value
         return q, k, v
 
@@ -188,7 +189,7 @@ class Description:
         elif self.values == "ramp":
             v[:] = 1 + row / 64
         elif self.values == "big":
-            v *= 1e4
+            v = np.clip(1e4 * v, -ROOM[self.dtype], ROOM[self.dtype])
         elif self.values == "denormal":
             v *= 4 * _smallest(self.dtype)
         elif self.values == "two_ulp":

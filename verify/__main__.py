@@ -1,0 +1,244 @@
+"""`python -m verify`: the judge's commands. Each parses, calls one function and prints.
+
+Exit 0: everything holds. Exit 1: something was outside its bound, or a tool failed. Exit 2: a request that cannot be
+met. Figures go to stdout (JSON with --json), progress to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from codegen.errors import TileproofError
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+_device = click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where to run."
+)
+_seed = click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same cases.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print figures as JSON instead of a table.")
+_out = click.option("--out", type=click.Path(path_type=Path), default=None, help="Write the figures to this file.")
+
+
+class Commands(click.Group):
+    """Turns the errors that are the user's business into one message and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TileproofError as error:
+            click.echo(f"verify: error: {error}", err=True)
+            ctx.exit(error.exit_code)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Judge emitted attention packages: certificates, fuzzing, benchmarks, calibration, a real model."""
+
+
+def _finish(
+    figures: dict[str, Any], as_json: bool, out: Path | None, show: Callable[[Console], None], holds: bool
+) -> None:
+    """Print, save, and leave with the right exit code."""
+    from verify.packages import write_json
+
+    if out is not None:
+        write_json(out, figures)
+    if as_json:
+        click.echo(json.dumps(figures, indent=1))
+    else:
+        show(_console())
+    sys.exit(0 if holds else 1)
+
+
+def _console() -> Console:
+    """A console wide enough for the tables even when its output is a file."""
+    probe = Console()
+    return probe if probe.is_terminal else Console(width=140)
+
+
+@main.command()
+@click.argument("package")
+@_device
+@_seed
+@click.option(
+    "--cases", "per_dtype", type=click.IntRange(1), default=None, help="Cases per dtype, special values included."
+)
+@click.option("--only", default=None, help="Run the one case of this name, as a violation's message says.")
+@click.option("--path", default=None, help="Run only this path, such as amx/bf16.")
+@click.option("--no-balls", is_flag=True, help="Leave python-flint out even where it is installed.")
+@_out
+@_json
+def certify(
+    package: str,
+    device: str,
+    seed: int,
+    per_dtype: int | None,
+    only: str | None,
+    path: str | None,
+    no_balls: bool,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Certify PACKAGE (a folder, or a name under ./generated) and write its certificate.json.
+
+    Every case is heard by the readable reference (its invariant checked after every tile), by float64 with its own
+    bound, by ball arithmetic where installed, and by mpmath on at least 8 rows; on every path that can be forced.
+    """
+    from verify import certificate, devices, packages, suite
+    from verify import certify as judged
+    from verify.progress import bar
+
+    folder = packages.find(package)
+    options = judged.Options(
+        seed=seed, per_dtype=per_dtype or suite.PER_DTYPE, only=only, path=path, balls=not no_balls
+    )
+    where = devices.device(device)
+    total = None if only else options.per_dtype * len(devices.dtypes_of(packages.plan(folder), device))
+    with bar(f"certify {folder.name} on {device}", total) as step:
+        record = judged.certify(folder, where, options, step=step)
+    stated = record.describe(where.describe())
+    if record.runs and only is None and path is None:
+        certificate.write(folder, device, stated)
+    for text in record.violations[:10]:
+        click.echo(text, err=True)
+    if not record.runs:
+        click.echo(f"verify: error: nothing ran: no case {only!r} or no path {path!r}", err=True)
+        sys.exit(2)
+    title = f"{folder.name}: certificate on {device}"
+    _finish(stated, as_json, out, lambda c: c.print(certificate.table(stated, title)), not record.violations)
+
+
+@main.command()
+@click.argument("package", required=False)
+@_device
+@_seed
+@click.option("--examples", type=click.IntRange(1), default=500, show_default=True, help="Examples in all.")
+@click.option("--packages", "count", type=click.IntRange(0), default=0, help="Build this many packages and fuzz each.")
+@click.option("--mutants", is_flag=True, help="Also break the fuzzed code on purpose, and see each break found.")
+@click.option(
+    "--spec", "spec_examples", type=click.IntRange(0), default=0, help="Examples for the reference, all masks."
+)
+@_out
+@_json
+def fuzz(
+    package: str | None,
+    device: str,
+    seed: int,
+    examples: int,
+    count: int,
+    mutants: bool,
+    spec_examples: int,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Fuzz PACKAGE, or a set of packages made for it, with random problems; each is judged by its bound."""
+    from verify import campaign
+    from verify.progress import bar
+
+    if package is None and not count and not mutants and not spec_examples:
+        raise click.UsageError("name a PACKAGE, or use --packages, --spec or --mutants")
+    with bar(f"fuzz on {device}", None) as step:
+        report = campaign.run(
+            package, device, examples=examples, packages_wanted=count, mutants_wanted=mutants,
+            spec_examples=spec_examples, seed=seed, step=step,
+        )  # fmt: skip
+    figures = report.describe()
+    for text in report.failures():
+        click.echo(text, err=True)
+    _finish(figures, as_json, out, lambda c: c.print(*campaign.tables(figures)), not report.failures())
+
+
+@main.command()
+@click.argument("package", required=False)
+@_device
+@click.option(
+    "--sram", default="192KB", show_default=True, help="Budget of the packages to time when no PACKAGE is named."
+)
+@click.option("--d", "dims", default="64,128", show_default=True, help="Head widths.")
+@click.option("--n", "lengths", default="512,2048,4096", show_default=True, help="Sequence lengths.")
+@click.option("--dtype", "dtypes", default=None, help="Dtypes; default: what the device has kernels for.")
+@click.option("--arch", default=None, help="Target; default: cpu, or sm80 on a GPU.")
+@click.option("--tiles", default=None, help="Tiles to choose the best of, as BRxBC,BRxBC; default: the planner's own.")
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--heads", type=click.IntRange(1), default=8, show_default=True)
+@click.option("--rounds", type=click.IntRange(1), default=7, show_default=True)
+@click.option("--threads", type=click.IntRange(1), default=None, help="torch threads, for both sides.")
+@_out
+@_json
+def bench(**words: Any) -> None:
+    """Time packages against torch's own attention, alternately, and print the ratios."""
+    from verify import bench_report
+    from verify.progress import bar
+
+    as_json, out = words.pop("as_json"), words.pop("out")
+    with bar(f"bench on {words['device']}", None) as step:
+        figures = bench_report.run(step=step, **words)
+    _finish(figures, as_json, out, lambda c: c.print(bench_report.table(figures)), True)
+
+
+@main.command()
+@_device
+@click.option("--exhaustive/--quick", default=True, show_default=True, help="Every float32 argument, or every 4099th.")
+@_out
+@_json
+def calibrate(device: str, exhaustive: bool, out: Path | None, as_json: bool) -> None:
+    """Measure this machine's arithmetic and compare it with what the error bounds assume."""
+    from verify import calibrate as probes
+    from verify.progress import bar
+
+    with bar(f"calibrate {device}", None) as step:
+        figures = probes.run(device, exhaustive=exhaustive, step=step)
+    _finish(figures, as_json, out, lambda c: c.print(probes.table(figures)), bool(figures["holds"]))
+
+
+@main.command()
+@_device
+@click.option("--dtype", type=click.Choice(["float32", "bf16", "fp16", "float64"]), default=None)
+@click.option("--sram", default="192KB", show_default=True, help="Budget of the package made for the model (d=32).")
+@_out
+@_json
+def real(device: str, dtype: str | None, sram: str, out: Path | None, as_json: bool) -> None:
+    """Run a real sentence encoder on a generated package and judge every attention layer."""
+    from verify import devices, packages
+    from verify import real as encoder
+    from verify.progress import bar
+
+    where = devices.device(device)
+    chosen = dtype or ("float32" if device == "cpu" else "bf16")
+    archs = ("cpu",) if device == "cpu" else ("sm80",)
+    with bar("real", 8) as step:
+        attn = packages.load(packages.emit(sram=sram, d=encoder.HEAD_DIM, dtypes=(chosen,), archs=archs))
+        report = encoder.run(attn, where, dtype=chosen, step=step)
+    figures = {**report.describe(), "machine": where.describe()}
+    for verdict in report.layers:
+        if not verdict.holds:
+            click.echo(verdict.message(), err=True)
+    _finish(figures, as_json, out, lambda c: c.print(*encoder.tables(figures)), report.holds)
+
+
+@main.command()
+@click.option("--check", is_flag=True, help="Exit 1 if the README differs from what the result files give.")
+@click.option("--readme", type=click.Path(path_type=Path), default=Path("README.md"), show_default=True)
+@_json
+def report(check: bool, readme: Path, as_json: bool) -> None:
+    """Print the figures of the result files, and put them between the marks in the README."""
+    from verify import report as figures
+
+    changed = figures.refresh(readme, RESULTS, write=not check)
+    if as_json:
+        click.echo(json.dumps(figures.collect(RESULTS), indent=1))
+    else:
+        _console().print(figures.text(RESULTS))
+    sys.exit(1 if check and changed else 0)
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m verify")

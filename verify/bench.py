@@ -1,0 +1,231 @@
+"""Time an emitted package and torch's own attention alternately, and compare round by round.
+
+A shared machine drifts, so a figure here is never a time alone: in each round ours and every peer run back to back
+on the same tensors with the same thread count, the round gives one ratio per peer, and the cell's figure is the
+median ratio with its spread. Order within a round alternates, so that neither side always runs on the other's heat.
+
+FLOPs = 2 B H Nq Nk (d + dv), halved for causal.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from verify.cases import torch_dtype
+from verify.progress import Step, silent
+
+SAMPLE_S = 0.02  # one sample repeats its call until it lasts about this long
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One shape to time."""
+
+    dtype: str
+    d: int
+    n: int
+    causal: bool
+    batch: int = 1
+    heads: int = 8
+
+    @property
+    def flops(self) -> float:
+        return 4.0 * self.batch * self.heads * self.n * self.n * self.d * (0.5 if self.causal else 1.0)
+
+    def __str__(self) -> str:
+        return f"{self.dtype} d={self.d} N={self.n} {'causal' if self.causal else 'full'}"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds per call, one entry per round, of ours and of each peer."""
+
+    cell: Cell
+    ours: list[float]
+    peers: dict[str, list[float]]
+
+    def ratio(self, peer: str) -> list[float]:
+        """Peer's time over ours, round by round: above 1, ours is faster."""
+        return [theirs / mine for mine, theirs in zip(self.ours, self.peers[peer], strict=True)]
+
+    def describe(self) -> dict[str, Any]:
+        found: dict[str, Any] = {**vars(self.cell), "ours_gflops": self.cell.flops / statistics.median(self.ours) / 1e9}
+        for peer, times in self.peers.items():
+            found[f"{peer}_gflops"] = self.cell.flops / statistics.median(times) / 1e9
+            found[f"vs_{peer}"] = spread(self.ratio(peer))
+        return found
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median with quartiles and extremes."""
+    ordered = sorted(values)
+    quarter = statistics.quantiles(ordered, n=4) if len(ordered) > 1 else [ordered[0]] * 3
+    return {
+        "median": statistics.median(ordered),
+        "low": quarter[0],
+        "high": quarter[2],
+        "min": ordered[0],
+        "max": ordered[-1],
+    }
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """exp(mean(log)); NaN for nothing."""
+    logs = [math.log(x) for x in values]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def summary(timings: Sequence[Timing], peer: str) -> dict[str, dict[str, float]]:
+    """Per dtype: geometric mean of the cells' median ratios to `peer`, and the worst cell."""
+    found = {}
+    for dtype in dict.fromkeys(t.cell.dtype for t in timings):
+        medians = [statistics.median(t.ratio(peer)) for t in timings if t.cell.dtype == dtype and peer in t.peers]
+        if medians:
+            found[dtype] = {
+                "geometric_mean": geometric_mean(medians),
+                "worst_cell": min(medians),
+                "cells": len(medians),
+            }
+    return found
+
+
+def cells(
+    dtypes: Sequence[str], dims: Sequence[int], lengths: Sequence[int], *, batch: int = 1, heads: int = 8
+) -> list[Cell]:
+    """Every combination, full and causal."""
+    return [
+        Cell(dtype=dtype, d=d, n=n, causal=causal, batch=batch, heads=heads)
+        for dtype in dtypes
+        for d in dims
+        for n in lengths
+        for causal in (False, True)
+    ]
+
+
+Clock = Callable[[Callable[[], Any], int], float]
+
+
+def cpu_clock(call: Callable[[], Any], repeats: int) -> float:
+    """Seconds per call on the CPU."""
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - start) / repeats
+
+
+def cuda_clock(call: Callable[[], Any], repeats: int) -> float:
+    """Seconds per call on the current CUDA stream, by events."""
+    import torch
+
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(repeats):
+        call()
+    stop.record()
+    stop.synchronize()
+    return float(start.elapsed_time(stop)) / 1e3 / repeats
+
+
+def alternate(
+    ours: Callable[[], Any], peers: dict[str, Callable[[], Any]], *, rounds: int, clock: Clock = cpu_clock
+) -> tuple[list[float], dict[str, list[float]]]:
+    """Time `ours` and each peer once per round, in an order that turns round every time, after one warm-up each."""
+    calls = {"": ours, **peers}
+    repeats = {}
+    for name, call in calls.items():
+        call()
+        repeats[name] = max(1, round(SAMPLE_S / max(clock(call, 1), 1e-6)))
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(rounds):
+        order = list(calls) if turn % 2 == 0 else list(reversed(calls))
+        for name in order:
+            times[name].append(clock(calls[name], repeats[name]))
+    mine = times.pop("")
+    return mine, times
+
+
+def time_cell(attn: ModuleType, cell: Cell, *, device: str = "cpu", rounds: int = 7) -> Timing:
+    """Time one cell. On the CPU the peer is torch's default; on CUDA, each of torch's backends that takes it."""
+    import torch
+    from torch.nn import functional
+
+    shape = (cell.batch, cell.heads, cell.n, cell.d)
+    made = torch.Generator(device=device).manual_seed(cell.n)
+    q, k, v = (torch.randn(shape, generator=made, device=device).to(torch_dtype(cell.dtype)) for _ in range(3))
+
+    def ours() -> Any:
+        return attn.attention(q, k, v, causal=cell.causal)
+
+    def peer() -> Any:
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=cell.causal)
+
+    peers = {"torch": peer} if device == "cpu" else _cuda_peers(peer)
+    with torch.no_grad():
+        mine, theirs = alternate(ours, peers, rounds=rounds, clock=cpu_clock if device == "cpu" else cuda_clock)
+    return Timing(cell, mine, theirs)
+
+
+def _cuda_peers(call: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
+    """torch's fused backends that accept this call, by name."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    found = {}
+    for name, backend in (
+        ("fa2", "FLASH_ATTENTION"),
+        ("cudnn", "CUDNN_ATTENTION"),
+        ("efficient", "EFFICIENT_ATTENTION"),
+    ):
+        chosen = getattr(SDPBackend, backend, None)
+        if chosen is None:
+            continue
+
+        def only(chosen: Any = chosen) -> Any:
+            with sdpa_kernel(chosen):
+                return call()
+
+        try:
+            with torch.no_grad():
+                only()
+                torch.cuda.synchronize()
+        except RuntimeError:
+            continue
+        found[name] = only
+    return found
+
+
+def time_all(
+    attn_of: Callable[[Cell], ModuleType], wanted: Sequence[Cell], *, device: str, rounds: int, step: Step = silent
+) -> list[Timing]:
+    """Time each cell with the package that `attn_of` gives for it."""
+    timings = []
+    for cell in wanted:
+        timings.append(time_cell(attn_of(cell), cell, device=device, rounds=rounds))
+        step(note=str(cell))
+    return timings
+
+
+def best_tile(
+    package_of: Callable[[tuple[int, int]], ModuleType],
+    tiles: Sequence[tuple[int, int]],
+    wanted: Sequence[Cell],
+    *,
+    device: str,
+    rounds: int = 3,
+    step: Step = silent,
+) -> tuple[tuple[int, int], dict[tuple[int, int], float]]:
+    """Of the tiles (br, bc), the one with the best geometric mean against the first peer over `wanted`; and all means."""
+    means = {}
+    for tile in tiles:
+        attn = package_of(tile)
+        timings = [time_cell(attn, cell, device=device, rounds=rounds) for cell in wanted]
+        first = next(iter(timings[0].peers))
+        means[tile] = geometric_mean(statistics.median(t.ratio(first)) for t in timings)
+        step(note=f"Br={tile[0]} Bc={tile[1]}: {means[tile]:.2f}")
+    return max(means, key=lambda tile: means[tile]), means

@@ -1,0 +1,271 @@
+"""What a certificate states, how it is collected from verdicts, and how it is printed.
+
+certificate.json lies in the package's folder and names the digest of the content that it was made for. Per device and
+path it has, for O and for LSE: cases, the worst err/bound in the eyes of each judge and where, the distribution of
+err/bound, the worst absolute error, and the same for the plain formula in the same precision.
+
+Holds always: figures of one device replace only that device's; figures for other content are dropped, never mixed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from verify import packages
+from verify.cases import Array
+from verify.judge import OUTPUTS, Figure, Verdict
+
+FORMAT = "tileproof certificate 1"
+FILE = "certificate.json"
+QUANTILES = (0.5, 0.9, 0.99, 0.999)
+# Bars of the printed distribution of err/bound.
+BARS = (1e-4, 1e-3, 1e-2, 0.1, 0.25, 0.5, 0.75, 1.0)
+
+
+class Distribution:
+    """err/bound of many elements, kept as counts: 64 bins a decade, so a quantile is known to 3.7 %."""
+
+    DECADES, PER_DECADE = 12, 64
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(self.DECADES * self.PER_DECADE + 2, dtype=np.int64)
+        self.largest = 0.0
+
+    def add(self, ratios: Array) -> None:
+        if not ratios.size:
+            return
+        self.largest = max(self.largest, float(ratios.max()))
+        with np.errstate(divide="ignore"):
+            place = np.floor((np.log10(ratios) + self.DECADES) * self.PER_DECADE) + 1
+        last = len(self.counts) - 1
+        self.counts += np.bincount(
+            np.clip(np.nan_to_num(place, neginf=0, posinf=last), 0, last).astype(np.int64), minlength=last + 1
+        )
+
+    @property
+    def elements(self) -> int:
+        return int(self.counts.sum())
+
+    def quantile(self, q: float) -> float:
+        """An upper limit of the q-quantile, within one bin."""
+        if not self.elements:
+            return 0.0
+        at = int(np.searchsorted(np.cumsum(self.counts), math.ceil(q * self.elements)))
+        return 0.0 if at == 0 else min(self.largest, 10.0 ** (at / self.PER_DECADE - self.DECADES))
+
+    def bars(self) -> list[int]:
+        """Elements at or below each of BARS and above the one before; what is above the last is a violation."""
+        edges = [round((math.log10(x) + self.DECADES) * self.PER_DECADE) + 1 for x in BARS]
+        below = np.concatenate([[0], np.cumsum(self.counts)])
+        total = [int(below[e]) for e in edges]
+        return [total[0], *(b - a for a, b in pairwise(total))]
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "elements": self.elements,
+            "max": self.largest,
+            **{f"q{q:g}": self.quantile(q) for q in QUANTILES},
+            "histogram": {"up_to": list(BARS), "elements": self.bars()},
+        }
+
+
+class OutputRecord:
+    """One output (O or LSE) of one path, over all cases."""
+
+    def __init__(self) -> None:
+        self.judges: dict[str, tuple[Figure, str]] = {}
+        self.heard: Counter[str] = Counter()
+        self.spread = Distribution()
+        self.families: dict[str, dict[str, float]] = {}
+
+    def add(self, verdict: Verdict, output: str) -> None:
+        for figure in (f for f in verdict.figures if f.output == output):
+            self.heard[figure.judge] += figure.elements
+            before = self.judges.get(figure.judge)
+            if before is None or figure.ratio > before[0].ratio:
+                self.judges[figure.judge] = (figure, verdict.case.name)
+        self.spread.add(verdict.ratios[output])
+        family = self.families.setdefault(
+            verdict.case.family, {"error": 0.0, "plain_error": 0.0, "ratio": 0.0, "plain_ratio": 0.0}
+        )
+        ratio = max((f.ratio for f in verdict.figures if f.output == output), default=0.0)
+        for key, value in (
+            ("error", verdict.worst_error[output]),
+            ("plain_error", verdict.plain_error[output]),
+            ("ratio", ratio),
+            ("plain_ratio", verdict.plain_ratio[output]),
+        ):
+            family[key] = max(family[key], value)
+
+    @property
+    def worst(self) -> float:
+        return max((f.ratio for f, _ in self.judges.values()), default=0.0)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "max_ratio": self.worst,
+            "judges": {
+                judge: {
+                    "max_ratio": f.ratio,
+                    "case": case,
+                    "element": list(f.element),
+                    "got": f.got,
+                    "want": f.want,
+                    "bound": f.bound,
+                    "elements": self.heard[judge],
+                }
+                for judge, (f, case) in self.judges.items()
+            },
+            "distribution": self.spread.describe(),
+            "families": self.families,
+        }
+
+
+class PathRecord:
+    """One path over all its cases."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.path = verdict.path
+        self.cases: Counter[str] = Counter()
+        self.masks: Counter[str] = Counter()
+        self.rows_mpmath = 0
+        self.outputs = {name: OutputRecord() for name in OUTPUTS}
+
+    def add(self, verdict: Verdict) -> None:
+        self.cases[verdict.case.family] += 1
+        self.masks[verdict.case.causal + ("+lengths" if verdict.case.key_lengths is not None else "")] += 1
+        self.rows_mpmath += verdict.rows_mpmath
+        for name, record in self.outputs.items():
+            record.add(verdict, name)
+
+    def describe(self) -> dict[str, Any]:
+        p = self.path
+        return {
+            "path": str(p),
+            "isa": p.isa,
+            "dtype": p.dtype,
+            "arithmetic": p.arithmetic,
+            "br": p.br,
+            "bc": p.bc,
+            "cases": sum(self.cases.values()),
+            "masks": dict(self.masks),
+            "rows_mpmath": self.rows_mpmath,
+            "outputs": {name: record.describe() for name, record in self.outputs.items()},
+        }
+
+
+class Record:
+    """All verdicts of one device, as they come in."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.paths: dict[str, PathRecord] = {}
+        self.families: Counter[str] = Counter()
+        self.violations: list[str] = []
+        self.runs = 0
+        self.float64_in_balls = 0.0
+        self.balls = False
+
+    def add(self, verdicts: Iterable[Verdict], how: str, *, float64_in_balls: float | None) -> None:
+        """Add the verdicts of one case; `how` is the command that makes the case again."""
+        heard = list(verdicts)
+        if heard:
+            self.families[heard[0].case.family] += 1
+        if float64_in_balls is not None:
+            self.balls = True
+            self.float64_in_balls = max(self.float64_in_balls, float64_in_balls)
+            if not float64_in_balls <= 1:
+                self.violations.append(
+                    f"{heard[0].case.name}: the float64 oracle is outside its own bound ({float64_in_balls:.3g})"
+                )
+        for verdict in heard:
+            self.runs += 1
+            key = str(verdict.path)
+            if key not in self.paths:
+                self.paths[key] = PathRecord(verdict)
+            self.paths[key].add(verdict)
+            if not verdict.holds:
+                self.violations.append(verdict.message(f"{how} --path {verdict.path}"))
+
+    @property
+    def cases(self) -> int:
+        return sum(self.families.values())
+
+    def describe(self, machine: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "machine": machine,
+            "seed": self.seed,
+            "holds": not self.violations,
+            "violations": len(self.violations),
+            "cases": self.cases,
+            "runs": self.runs,
+            "families": dict(self.families),
+            "float64_error_over_its_bound": self.float64_in_balls if self.balls else None,
+            "judges": ["spec", "mpmath", "float64", *(["balls"] if self.balls else [])],
+            "paths": [record.describe() for record in self.paths.values()],
+        }
+
+
+def write(folder: Path, device: str, stated: dict[str, Any]) -> Path:
+    """Put one device's figures into the package's certificate; returns its path."""
+    plan, file = packages.plan(folder), folder / FILE
+    devices: dict[str, Any] = {}
+    try:
+        before = json.loads(file.read_text())
+        if before.get("digest") == plan["digest"] and before.get("format") == FORMAT:
+            devices = before["devices"]
+    except (OSError, ValueError, KeyError, AttributeError):
+        pass
+    devices[device] = stated
+    packages.write_json(
+        file,
+        {"format": FORMAT, "name": plan["name"], "digest": plan["digest"], "devices": dict(sorted(devices.items()))},
+    )
+    return file
+
+
+def table(stated: dict[str, Any], title: str) -> Table:
+    """The certificate of one device, one row per path."""
+    made = Table(title=title, title_justify="left", caption=_caption(stated), caption_justify="left")
+    made.add_column("path")
+    made.add_column("Br x Bc", justify="right")
+    made.add_column("cases", justify="right")
+    for output in ("O", "LSE"):
+        for judge in ("spec", "oracle", "mpmath"):
+            made.add_column(f"{output}\n{judge}", justify="right")
+    made.add_column("O error, N(0,1)\nours / plain", justify="right")
+    made.add_column("LSE error, N(0,1)\nours / plain", justify="right")
+    for row in stated["paths"]:
+        cells = [row["path"], f"{row['br']} x {row['bc']}", str(row["cases"])]
+        for output in OUTPUTS:
+            judges = row["outputs"][output]["judges"]
+            oracle = max((judges[j]["max_ratio"] for j in ("float64", "balls") if j in judges), default=math.nan)
+            for value in (
+                judges.get("spec", {}).get("max_ratio", math.nan),
+                oracle,
+                judges.get("mpmath", {}).get("max_ratio", math.nan),
+            ):
+                cells.append(f"[{'red' if not value <= 1 else 'default'}]{value:.3f}[/]")
+        for output in OUTPUTS:
+            normal = row["outputs"][output]["families"].get("normal")
+            cells.append(f"{normal['error']:.1e} / {normal['plain_error']:.1e}" if normal else "-")
+        made.add_row(*cells)
+    return made
+
+
+def _caption(stated: dict[str, Any]) -> str:
+    machine = stated["machine"]
+    chip = (machine.get("gpu") or machine["cpu"])["model"]
+    return (
+        f"max err/bound per judge, below 1 is within the proven bound; {stated['cases']} cases, {stated['runs']} runs, "
+        f"seed {stated['seed']}, {stated['violations']} violations; {chip}, torch {machine['versions'].get('torch', '-')}"
+    )

@@ -1,0 +1,108 @@
+"""Certify a package: run the suite on every path that the machine can force and let every judge hear every case.
+
+    python -m verify certify generated/attn_d128_sram192k --device cpu
+
+A case is one set of inputs; it is run on each path of its dtype, and the oracles' answers are shared by the paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path as Folder
+from types import ModuleType
+
+from spec.errors import InvariantError
+from verify import devices, judge, packages, suite
+from verify.cases import Case
+from verify.certificate import Record
+from verify.devices import Device, Path
+from verify.progress import Step, silent
+
+# Whole outputs go through balls up to this many visible pairs times head width; larger cases get mpmath rows.
+BALLS_WORK = 200 * 300 * 128 * 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to certify. `only` and `path` narrow a run down to what a violation's message names."""
+
+    seed: int = 0
+    per_dtype: int = suite.PER_DTYPE
+    only: str | None = None
+    path: str | None = None
+    balls: bool = True
+
+
+def command(folder: Folder | str, device: str, options: Options, case: Case) -> str:
+    """The command that makes one case again."""
+    return (
+        f"python -m verify certify {folder} --device {device} --seed {options.seed} "
+        f"--cases {options.per_dtype} --only {case.name}"
+    )
+
+
+def certify(
+    folder: Folder,
+    device: Device,
+    options: Options | None = None,
+    *,
+    step: Step = silent,
+    attn: ModuleType | None = None,
+) -> Record:
+    """Judge the package in `folder` on `device`.
+
+    Raises: RequestError when `only` or `path` names nothing; what building the package raises.
+    """
+    chosen = options or Options()
+    module = attn if attn is not None else packages.load(folder)
+    record = Record(chosen.seed)
+    for case in cases(folder, device, chosen, module):
+        how = command(folder, device.name, chosen, case)
+        hear_case(module, case, device, record, how, only_path=chosen.path, with_balls=chosen.balls, seed=chosen.seed)
+        step(note=case.name)
+    return record
+
+
+def cases(folder: Folder, device: Device, options: Options, attn: ModuleType) -> list[Case]:
+    """The suite for this package on this device, narrowed down by `only`."""
+    plan = packages.plan(folder)
+    request = plan["request"]
+    found: list[Case] = []
+    for dtype in devices.dtypes_of(plan, device.name):
+        small = suite.smallest(dtype, d=request["d"], dv=request["dv"])
+        tiles = [(p.br, p.bc) for p in device.paths(attn, dtype, small)]
+        found += suite.cases(
+            dtype, d=request["d"], dv=request["dv"], tiles=tiles, count=options.per_dtype, seed=options.seed
+        )
+    return [c for c in found if options.only in (None, c.name)]
+
+
+def hear_case(
+    attn: ModuleType,
+    case: Case,
+    device: Device,
+    record: Record,
+    how: str,
+    *,
+    only_path: str | None = None,
+    with_balls: bool = True,
+    spec: bool = True,
+    seed: int = 0,
+) -> None:
+    """Run one case on its paths and put the verdicts into `record`."""
+    paths: Sequence[Path] = [p for p in device.paths(attn, case.dtype, case) if only_path in (None, str(p))]
+    runs = [(p, *device.run(attn, case, p)) for p in paths]
+    truth = judge.Truth(case, with_balls=with_balls and work(case) <= BALLS_WORK)
+    try:
+        verdicts = judge.hear(case, runs, truth=truth, spec=spec, seed=seed, device=device.name)
+    except InvariantError as error:
+        record.violations.append(f"{case.name}: the reference breaks its own invariant: {error}\n  again: {how}")
+        return
+    record.add(verdicts, how, float64_in_balls=truth.certify_float64() if truth.balls is not None else None)
+
+
+def work(case: Case) -> int:
+    """Scores times head width: what balls cost."""
+    s = case.sizes
+    return s["B"] * s["Hq"] * s["Nq"] * s["Nk"] * max(s["d"], s["dv"])
