@@ -67,7 +67,9 @@ def check(out: Path, problem: Problem | None = None, name: str | None = None) ->
         if not folders:
             raise CheckFailed(f"no tileproof package under {out}", "name one with --sram and --d, or another --out")
     reports = [check_package(folder, problem) for folder in folders]
-    stale = [f"{r.folder}/{line}" if line != "missing" else f"{r.folder}: missing" for r in reports for line in r.differences]  # fmt: skip
+    stale = [
+        f"{r.folder}: missing" if line == "missing" else f"{r.folder}/{line}" for r in reports for line in r.differences
+    ]
     if stale:
         raise CheckFailed("not what its request gives today", *stale, "regenerate it, or see git diff")
     return reports

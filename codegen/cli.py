@@ -138,7 +138,8 @@ def _refuse_later(options: dict[str, Any]) -> None:
 
 def _refuse_contradictions(options: dict[str, Any]) -> None:
     """Flags that write nothing go alone."""
-    chosen = [flag for flag, key in (("--explain", "explain"), ("--dry-run", "dry_run"), ("--check", "check_")) if options[key]]  # fmt: skip
+    alone = {"explain": "--explain", "dry_run": "--dry-run", "check_": "--check"}
+    chosen = [flag for key, flag in alone.items() if options[key]]
     chosen += [f"--{key}" for key in ("build", "wheel", "verify") if chosen and options[key]]
     if len(chosen) > 1:
         raise RequestError(f"{' and '.join(chosen)} do not go together", f"{chosen[0]} writes nothing: run it alone")

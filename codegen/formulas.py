@@ -1,8 +1,8 @@
 """Cost formulas of one variant as text that anybody can evaluate: what plan.json and file headers keep.
 
 Per head (one batch element, one query head, its own K and V head), no mask, in terms of Nq and Nk only: d,
-dv, Br and Bc are printed as numbers. Traffic counts elements of the algorithm as listed: every K/V tile
-is read once per row tile, short tiles move only their rows.
+dv, Br and the widths are printed as numbers. Traffic is that of the algorithm as listed: Q is read once, every
+key and value once per row tile, O and LSE are written once; a short tile moves only its rows.
 Source: FlashAttention-2 (arXiv:2307.08691) Algorithm 1; `spec.io_counts` has the same counts as functions,
 and tests/codegen/test_formulas.py compares the two.
 """
@@ -11,17 +11,27 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-_OPERATORS = {ast.Add: operator.add, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
 
 
-def forward(*, d: int, dv: int, br: int) -> dict[str, str]:
-    """The formulas of a forward kernel that keeps a tile of `br` query rows and streams K and V past it."""
+def forward(*, d: int, dv: int, br: int, itemsize: int) -> dict[str, str]:
+    """The formulas of a forward kernel that keeps a tile of `br` query rows and streams K and V past it.
+
+    itemsize: bytes of an element of Q, K, V and O. LSE has 4 bytes, 8 beside float64.
+    """
+    tiles = f"((Nq + {br - 1}) // {br})" if br > 1 else "Nq"
+    lse = 8 if itemsize == 8 else 4
     return {
         "flops": f"{2 * (d + dv)} * Nq * Nk",
-        "slow_memory_reads_elements": f"{d} * Nq + {d + dv} * Nk * ((Nq + {br - 1}) // {br})",
+        "slow_memory_reads_elements": f"{d} * Nq + {d + dv} * Nk * {tiles}",
         "slow_memory_writes_elements": f"{dv + 1} * Nq",
+        "slow_memory_bytes": f"{itemsize * (d + dv) + lse} * Nq + {itemsize * (d + dv)} * Nk * {tiles}",
     }
 
 

@@ -165,7 +165,8 @@ def _pointers(code: str, is_ptx: bool) -> Iterator[tuple[int, int]]:
 
 def _declared(text: str) -> set[str]:
     """The names that `text` declares as pointers."""
-    return {name for m in _DECLARED.finditer(text) for name in re.findall(r"\*\s*(?:const\s+)?(?:__restrict__\s+)?(\w+)", m["names"])}  # fmt: skip
+    one = r"\*\s*(?:const\s+)?(?:__restrict__\s+)?(\w+)"
+    return {name for m in _DECLARED.finditer(text) for name in re.findall(one, m["names"])}
 
 
 def _device_functions(code: str) -> Iterator[tuple[int, str]]:

@@ -22,7 +22,7 @@ from typing import Any
 from . import __version__, formulas, lint, names, planners, provenance, render
 from .errors import RequestError
 from .plan import Decision, Variant
-from .problem import DEFAULT_SET, Problem
+from .problem import DEFAULT_SET, ITEMSIZE, Problem
 
 PLAN_FILE = "plan.json"
 CERTIFICATE_FILE = "certificate.json"
@@ -210,7 +210,7 @@ def variant_dict(variant: Variant, problem: Problem) -> dict[str, Any]:
         "plan": variant.plan.as_dict(),
         "memory": [{"name": part.name, "bytes": part.bytes} for part in variant.plan.memory],
         "fast_memory_bytes": variant.plan.fast_memory_bytes,
-        "formulas": formulas.forward(d=problem.d, dv=problem.dv, br=variant.plan.br),
+        "formulas": formulas.forward(d=problem.d, dv=problem.dv, br=variant.plan.br, itemsize=ITEMSIZE[variant.dtype]),
     }
 
 

@@ -87,7 +87,8 @@ def from_dict(values: dict[str, Any]) -> Problem:
     known = {f.name for f in fields(Problem)}
     if set(values) != known:
         raise RequestError(f"not a request: fields {sorted(set(values) ^ known)} are missing or unknown")
-    return Problem(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    fields_as_made: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    return Problem(**fields_as_made)
 
 
 def make(

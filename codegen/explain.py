@@ -1,0 +1,206 @@
+"""What was decided and why: the data behind `--explain`, and its printing.
+
+`explanation` computes everything (JSON types only, what `--explain --json` prints); `show` only lays it out. Costs
+are per head at Nq = Nk = n without a mask, from the formulas that plan.json keeps; the paper's tile and the
+lower bound are the specification's (`spec.tile_rule`, `spec.io_bounds`).
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import formulas
+from .devices import DEVICES
+from .package import PLAN_FILE, Plans, read_plan, variant_dict
+from .plan import Decision
+from .problem import ITEMSIZE, Problem
+from .sizes import format_bytes
+
+WIDTH = 100
+
+
+def explanation(plans: Plans, at_n: int) -> dict[str, Any]:
+    """Everything that `--explain` says about a request, at sequence length `at_n`."""
+    problem = plans.problem
+    return {
+        "name": plans.name,
+        "request": problem.as_dict(),
+        "at_n": at_n,
+        "paper": {dtype: papers_tile(problem, dtype) for dtype in problem.dtypes},
+        "targets": [_target(decision, problem, at_n) for decision in plans.decisions],
+    }
+
+
+def papers_tile(problem: Problem, dtype: str) -> dict[str, Any]:
+    """Algorithm 1 line 1 for the whole budget, what its tiles need, and the verdict of the footprint test."""
+    from spec import tile_rule
+
+    paper = tile_rule.paper_tile(problem.sram_bytes, ITEMSIZE[dtype], problem.d, problem.dv)
+    missing = paper.footprint_bytes - problem.sram_bytes
+    return {
+        "m_elements": paper.m,
+        "br": paper.tile.br,
+        "bc": paper.tile.bc,
+        "five_tiles_bytes": paper.five_tiles_bytes,
+        "footprint_bytes": paper.footprint_bytes,
+        "fits": paper.fits,
+        "verdict": "fits" if paper.fits else f"does not fit, {missing:,} bytes over",
+    }
+
+
+def _target(decision: Decision, problem: Problem, at_n: int) -> dict[str, Any]:
+    variants = []
+    for variant in decision.variants:
+        row = variant_dict(variant, problem)
+        row["costs"] = costs(row["formulas"], problem, variant.dtype, decision.limit_bytes, at_n)
+        variants.append(row)
+    return {
+        "arch": decision.arch,
+        "cards": DEVICES[decision.arch].cards if decision.arch in DEVICES else "",
+        "limit_bytes": decision.limit_bytes,
+        "limit_reason": decision.limit_reason,
+        "ridge_flop_per_byte": ridge(decision.arch),
+        "variants": variants,
+        "changes": {key: [{"what": c.what, "why": c.why} for c in steps] for key, steps in decision.changes.items()},
+        "rejected": {
+            key: [{"br": r.br, "bc": r.bc, "why": r.why} for r in turned_down]
+            for key, turned_down in decision.rejected.items()
+        },
+    }
+
+
+def costs(texts: Mapping[str, str], problem: Problem, dtype: str, limit_bytes: int, n: int) -> dict[str, Any]:
+    """The formulas at Nq = Nk = n, the lower bound for the memory that the plan may use, and the intensity."""
+    from spec import io_bounds, io_counts
+
+    values: dict[str, Any] = {key: formulas.evaluate(text, {"Nq": n, "Nk": n}) for key, text in texts.items()}
+    sizes = io_counts.Sizes(nq=n, nk=n, dk=problem.d, dv=problem.dv)
+    values["lower_bound_elements"] = math.ceil(io_bounds.lower_bound(sizes, limit_bytes // ITEMSIZE[dtype]))
+    values["flop_per_byte"] = values["flops"] / values["slow_memory_bytes"]
+    return values
+
+
+def ridge(arch: str) -> float | None:
+    """FLOP per slow-memory byte above which the multiplier is the limit; None where it is not a data-sheet figure."""
+    device = DEVICES.get(arch)
+    if device is None or device.peak_16bit_flops is None or device.peak_bytes_per_s is None:
+        return None
+    return device.peak_16bit_flops / device.peak_bytes_per_s
+
+
+def show(told: Mapping[str, Any]) -> None:
+    """Print an explanation."""
+    click.echo(f"{told['name']}: {_request_line(told['request'])}")
+    click.echo("\nThe paper's tile (FlashAttention Algorithm 1, line 1: Bc = ceil(M/4d), Br = min(Bc, d))")
+    for line in _paper_lines(told["paper"]):
+        click.echo(f"  {line}")
+    for target in told["targets"]:
+        _show_target(target, told["at_n"])
+
+
+def _request_line(request: Mapping[str, Any]) -> str:
+    sram = request["sram_bytes"]
+    return f"{format_bytes(sram)} = {sram:,} bytes of fast memory, d={request['d']}, dv={request['dv']}"
+
+
+def _paper_lines(paper: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
+    for tile, dtypes in _grouped((dict(tile), dtype) for dtype, tile in paper.items()):
+        yield (
+            f"{', '.join(dtypes)}: M = {tile['m_elements']:,} elements, Br x Bc = {tile['br']} x {tile['bc']}; its five "
+            f"tiles need {tile['five_tiles_bytes']:,} bytes, {tile['footprint_bytes']:,} with the two statistics: "
+            f"{tile['verdict']}"
+        )
+
+
+def _show_target(target: Mapping[str, Any], at_n: int) -> None:
+    cards = f" ({target['cards']})" if target["cards"] else ""
+    click.echo(f"\n{target['arch']}{cards}: at most {target['limit_bytes']:,} bytes, {target['limit_reason']}")
+    _show_variants(target)
+    for title, steps in (("Changes", target["changes"]), ("Turned down", target["rejected"])):
+        lines = [
+            (entry.get("what") or f"{entry['br']} x {entry['bc']}", entry["why"], key)
+            for key, entries in steps.items()
+            for entry in entries
+        ]
+        if lines:
+            click.echo(f"  {title}")
+        for (what, why), keys in _grouped(((what, why), key) for what, why, key in lines):
+            click.echo(_wrapped(f"{', '.join(keys)}: {what}: {why}", "    "))
+    _show_costs(target, at_n)
+
+
+def _show_variants(target: Mapping[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for column in ("kernel", "tile Br x Bc", "fast memory", "registers", "made of"):
+        table.add_column(column, overflow="fold")
+    for v in target["variants"]:
+        registers = v["plan"].get("registers")
+        parts = ", ".join(f"{part['name']} {part['bytes']:,}" for part in v["memory"])
+        table.add_row(
+            f"{v['isa']} {v['dtype']}", f"{v['plan']['br']} x {v['plan']['bc']}", f"{v['fast_memory_bytes']:,}",
+            "" if registers is None else str(registers), parts,
+        )  # fmt: skip
+    from rich.padding import Padding
+
+    Console(width=WIDTH + 20, highlight=False).print(Padding(table, (0, 0, 0, 2)))
+
+
+def _show_costs(target: Mapping[str, Any], at_n: int) -> None:
+    click.echo(f"  Per head at N = {at_n:,} without a mask")
+    rows = (
+        ((v["costs"]["flops"], v["costs"]["slow_memory_bytes"], v["costs"]["slow_memory_reads_elements"],
+          v["costs"]["slow_memory_writes_elements"], v["costs"]["lower_bound_elements"]), f"{v['isa']}/{v['dtype']}")
+        for v in target["variants"]
+    )  # fmt: skip
+    for (flops, moved, reads, writes, bound), keys in _grouped(rows):
+        text = (
+            f"{', '.join(keys)}: {flops:,} FLOPs; reads {reads:,} and writes {writes:,} elements of slow memory "
+            f"(no algorithm moves fewer than {bound:,}), {moved:,} bytes: {flops / moved:.0f} FLOP per byte"
+        )
+        if target["ridge_flop_per_byte"] is not None:
+            side = "above" if flops / moved > target["ridge_flop_per_byte"] else "below"
+            text += f", {side} the ridge at {target['ridge_flop_per_byte']:.0f}"
+        click.echo(_wrapped(text, "    "))
+
+
+def show_summary(plans: Plans, folder: Path, files: Mapping[str, bytes]) -> None:
+    """What the plain command prints: what was asked, the paper's tile, what it became, where it lies."""
+    problem = plans.problem
+    click.echo(_request_line(problem.as_dict()))
+    for line in _paper_lines({dtype: papers_tile(problem, dtype) for dtype in problem.dtypes}):
+        click.echo(_wrapped(f"paper's tile, {line}", "  "))
+    for decision in plans.decisions:
+        rows = (((v.isa, v.plan.br, v.plan.bc), v.dtype) for v in decision.variants)
+        kernels = [f"{isa} {' '.join(dtypes)} {br} x {bc}" for (isa, br, bc), dtypes in _grouped(rows)]
+        click.echo(_wrapped(f"{decision.arch}: {'; '.join(kernels)}", "  "))
+        first = next((steps[-1] for steps in decision.changes.values() if steps), None)
+        if first is not None:
+            click.echo(_wrapped(f"because {first.why} (all steps: --explain)", "    "))
+    digest = read_plan(files[PLAN_FILE])["digest"]
+    click.echo(f"{folder}: {len(files)} files, {sum(map(len, files.values())):,} bytes, digest {digest[:12]}")
+
+
+def _wrapped(text: str, indent: str) -> str:
+    return textwrap.fill(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False)
+
+
+def _grouped(pairs: Iterable[tuple[Any, str]]) -> list[tuple[Any, list[str]]]:
+    """Keys with equal values together, both in the order of first appearance."""
+    groups: list[tuple[Any, list[str]]] = []
+    for value, key in pairs:
+        for known, keys in groups:
+            if known == value:
+                keys.append(key)
+                break
+        else:
+            groups.append((value, [key]))
+    return groups

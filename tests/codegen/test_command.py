@@ -1,0 +1,174 @@
+"""The command line: what it refuses, with which message and exit code, and that a refusal writes nothing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from codegen import cli, emit
+from codegen.package import PLAN_FILE
+
+
+@pytest.fixture
+def codegen(tmp_path, capsys, monkeypatch):
+    """Run the command in an empty folder: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(line: str):
+        with pytest.raises(SystemExit) as e:
+            cli.main(line.split())
+        out, err = capsys.readouterr()
+        return e.value.code or 0, out, err
+
+    return run
+
+
+def listing(folder):
+    return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*"))
+
+
+REFUSED = [
+    ("--sram abc --d 128", "--sram abc: not a size", "192KB = 192KiB = 196608 bytes"),
+    ("--sram 0 --d 128", "--sram 0: the fast memory must hold something", "192KB"),
+    ("--sram -1KB --d 128", "--sram -1KB: not a size", "192KB"),
+    ("--sram 1.5 --d 128", "--sram 1.5: not a size", "whole number"),
+    ("--sram 1.5KB --d 128", "--sram 1.5KB: not a size", "whole number"),
+    ("--sram 192KB --d 12", "--d 12: no kernel for this head size", "every multiple of 8 from 8 to 256"),
+    ("--sram 192KB --d 16384", "--d 16384: no kernel for this head size", "every multiple of 8 from 8 to 256"),
+    ("--sram 192KB --d 0", "--d 0: no kernel for this head size", "try --d 8"),
+    ("--sram 192KB --d x", "--d x: not a whole number", ""),
+    ("--sram 192KB --d 128.0", "--d 128.0: not a whole number", ""),
+    ("--sram 192KB --d 128 --dv 12", "--dv 12: no kernel for this head size", "try --dv 16"),
+    ("--sram 192KB --d 128 --br 0", "--br 0: must be at least 1", ""),
+    ("--sram 192KB --d 128 --bc -4", "--bc -4: must be at least 1", ""),
+    ("--sram 192KB --d 128 --dtype int8", "--dtype int8: unknown", "float32, float64, bf16, fp16"),
+    ("--sram 192KB --d 128 --dtype bf16,,fp16", "an empty name", ""),
+    ("--sram 192KB --d 128 --arch sm90a", "--arch sm90a: known", "its kernels come later"),
+    ("--sram 192KB --d 128 --arch sm75", "--arch sm75: known", "today: cpu, sm80"),
+    ("--sram 192KB --d 128 --arch riscv", "--arch riscv: no such target", "today: cpu, sm80"),
+    ("--sram 192KB --d 128 --arch sm80 --dtype float32", "--arch sm80 has no kernel for float32", "bf16, fp16"),
+    ("--sram 192KB --d 128 --algorithm fa1", "--algorithm fa1: comes later", "today: fa2"),
+    ("--sram 192KB --d 128 --algorithm x", "--algorithm x: unknown", "today: fa2"),
+    ("--sram 192KB --d 128 --tiling tuned", "--tiling tuned: comes later", "today: paper"),
+    ("--sram 192KB --d 128 --mask window(5)", "--mask: not available yet", ""),
+    ("--sram 192KB --d 128 --score tanh", "--score: not available yet", ""),
+    ("--sram 192KB --d 128 --bias 1,H,N,N", "--bias: not available yet", ""),
+    ("--sram 192KB --d 128 --dropout", "--dropout: not available yet", ""),
+    ("--sram 192KB --d 128 --varlen", "--varlen: not available yet", ""),
+    ("--sram 192KB --d 128 --no-backward", "--no-backward: not available yet", ""),
+    ("--sram 192KB --d 128 --name Bad-Name", "--name Bad-Name: not a package name", ""),
+    ("--sram 192KB --d 128 --explain --build", "--explain and --build do not go together", ""),
+    ("--sram 192KB --d 128 --explain --at-n 0", "--at-n 0: must be at least 1", ""),
+    ("--sram 192KB", "--d is missing", "codegen --sram 192KB --d 128"),
+    ("", "--sram is missing", "codegen --sram 192KB --d 128"),
+    ("--sram 192KB --d 128 --frobnicate", "No such option", ""),
+    ("--sram 192KB --d 128 extra", "unexpected extra argument", ""),
+]
+
+
+@pytest.mark.field("R098", "R123")
+@pytest.mark.parametrize("line, message, hint", REFUSED, ids=[line or "nothing" for line, _, _ in REFUSED])
+def test_a_request_that_cannot_be_met_is_one_message_and_exit_2(codegen, tmp_path, line, message, hint):
+    code, out, err = codegen(line)
+    assert code == 2 and out == ""
+    assert err.startswith("codegen: error: ") and message in err and hint in err
+    assert all(rest.startswith("  ") for rest in err.splitlines()[1:])
+    assert "Traceback" not in err and listing(tmp_path) == []
+
+
+@pytest.mark.field("R096")
+@pytest.mark.parametrize(
+    "line", ["--sram 1KB --d 256", "--sram 1KB --d 256 --arch sm80", "--sram 1KB --d 256 --arch cpu"]
+)
+def test_no_tiling_fits_says_what_would(codegen, tmp_path, line):
+    code, _, err = codegen(line)
+    assert code == 2 and listing(tmp_path) == []
+    assert err.startswith("codegen: error: no tiling fits 1024 bytes")
+    assert "d=256" in err and "smallest" in err and "try --sram" in err
+    words = err.split("try --sram ")[1].split()[0].rstrip(",")
+    code, _, err = codegen(line.replace("1KB", words) + " --dry-run")
+    assert code == 0, err
+
+
+@pytest.mark.field("R098")
+@pytest.mark.parametrize("side", ["br", "bc"])
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 15, 17, 100000])
+def test_an_illegal_tile_override_is_refused_never_adjusted(codegen, tmp_path, side, size):
+    code, out, err = codegen(f"--sram 192KB --d 128 --{side} {size}")
+    assert code == 2 and out == "" and listing(tmp_path) == []
+    assert err.startswith("codegen: error: ") and str(size) in err
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(codegen, tmp_path):
+    target = tmp_path / "generated" / "attn_d128_sram192k"
+    target.mkdir(parents=True)
+    (target / "thesis.tex").write_text("irreplaceable")
+    for line in ("--sram 192KB --d 128", "--sram 192KB --d 128 --dry-run"):
+        code, out, err = codegen(line)
+        assert code == 2 and out == "" and "is not a tileproof package: left untouched" in err
+    assert listing(tmp_path) == ["generated", "generated/attn_d128_sram192k", "generated/attn_d128_sram192k/thesis.tex"]
+
+
+def test_the_default_command_writes_checks_and_repeats_itself(codegen, tmp_path):
+    code, out, err = codegen("--sram 192KB --d 128")
+    target = tmp_path / "generated" / "attn_d128_sram192k"
+    assert (code, err) == (0, "")
+    assert "192KB = 196,608 bytes" in out and "128 x 192" in out and "212,992" in out
+    first = {p: p.read_bytes() for p in target.rglob("*") if p.is_file()}
+    code, out, _ = codegen("--sram 196608 --d 128 --dv 128 --arch sm80,cpu --out generated")
+    assert code == 0 and {p: p.read_bytes() for p in target.rglob("*") if p.is_file()} == first
+    code, out, _ = codegen("--check")
+    assert code == 0 and "fresh" in out
+    code, out, _ = codegen("--check --json")
+    assert json.loads(out)[0]["certified"] is False
+
+
+def test_dry_run_lists_what_would_be_written_and_writes_nothing(codegen, tmp_path):
+    code, out, _ = codegen("--sram 192KB --d 128 --dry-run")
+    assert code == 0 and "generated/attn_d128_sram192k/plan.json" in out and listing(tmp_path) == []
+    code, out, _ = codegen("--sram 192KB --d 128 --dry-run --json")
+    files = json.loads(out)["files"]
+    codegen("--sram 192KB --d 128")
+    target = tmp_path / "generated" / "attn_d128_sram192k"
+    assert files == {p.relative_to(target).as_posix(): p.stat().st_size for p in target.rglob("*") if p.is_file()}
+
+
+def test_json_of_an_emission_is_one_object_on_stdout(codegen, tmp_path):
+    code, out, _ = codegen("--sram 64KB --d 64 --arch cpu --name mine --json")
+    told = json.loads(out)
+    assert code == 0 and told["package"] == "generated/mine" and told["plan"]["name"] == "mine"
+    assert told["plan"]["command"] == "codegen --sram 64KB --d 64 --arch cpu --name mine"
+    assert emit.is_package(tmp_path / "generated" / "mine")
+    assert (tmp_path / "generated" / "mine" / PLAN_FILE).exists()
+
+
+@pytest.mark.parametrize("flag", ["build", "wheel", "verify"])
+def test_a_tool_that_fails_is_exit_1_and_the_package_stays(codegen, tmp_path, monkeypatch, flag):
+    from codegen import tools
+
+    monkeypatch.setattr(tools.sys, "executable", "/bin/false")
+    code, _, err = codegen(f"--sram 64KB --d 64 --arch cpu --name mine --{flag}")
+    assert code == 1 and "failed (exit 1)" in err and "Traceback" not in err
+    assert emit.is_package(tmp_path / "generated" / "mine")
+
+
+def test_a_tool_that_cannot_start_is_exit_1(codegen, monkeypatch, tmp_path):
+    from codegen import tools
+
+    monkeypatch.setattr(tools.sys, "executable", str(tmp_path / "nothing"))
+    code, _, err = codegen("--sram 64KB --d 64 --arch cpu --name mine --build")
+    assert code == 1 and "cannot start" in err
+
+
+def test_a_missing_package_fails_the_check(codegen):
+    code, _, err = codegen("--check")
+    assert code == 1 and "no tileproof package under generated" in err
+    code, _, err = codegen("--check --sram 192KB --d 128")
+    assert code == 1 and "generated/attn_d128_sram192k: missing" in err
+
+
+def test_help_and_version(codegen):
+    assert codegen("--help")[0] == 0
+    code, out, _ = codegen("--version")
+    assert code == 0 and out.startswith("codegen, version ")
