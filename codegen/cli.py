@@ -49,7 +49,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 @click.option("--dry-run", is_flag=True, help="List the files; write nothing.")
 @click.option("--check", "check_", is_flag=True, help="Compare with a regeneration: the request, or all under --out.")
 @click.option("--build", is_flag=True, help="Also compile it for this machine.")
-@click.option("--wheel", is_flag=True, help="Also make a wheel with the compiled library, in --out.")
+@click.option("--wheel", is_flag=True, help="Also make a wheel with the compiled libraries, in --out/dist.")
 @click.option("--verify", is_flag=True, help="Also certify it against the reference and mpmath.")
 @click.option("--json", "json_", is_flag=True, help="Print JSON.")
 @click.option("--debug", is_flag=True, hidden=True, help="The judge's form: wide outputs and a trace per tile.")
@@ -189,6 +189,7 @@ def _dry_run(options: dict[str, Any], problem: Any, out: Path) -> None:
 
 def _emit(options: dict[str, Any], problem: Any, out: Path) -> None:
     from . import emit, explain, package, tools
+    from .devices import DEVICES
 
     plans = package.decide(problem, options["name"])
     files = package.render_plans(plans)
@@ -196,9 +197,11 @@ def _emit(options: dict[str, Any], problem: Any, out: Path) -> None:
     quiet = options["json_"]
     if not quiet:
         explain.show_summary(plans, target, files)
+    # A CUDA target that was asked for by name is compiled for; by default, the GPUs of this machine are.
+    named = [DEVICES[arch].name for arch in problem.archs if arch in DEVICES] if options["arch"] else []
     if options["build"]:
-        tools.build(target, quiet=quiet)
-    made = tools.wheel(target, out, quiet=quiet) if options["wheel"] else None
+        tools.build(target, named, quiet=quiet)
+    made = tools.wheel(target, out / "dist", named, quiet=quiet) if options["wheel"] else None
     if options["verify"]:
         tools.verify(target, "cpu" if "cpu" in problem.archs else "cuda", quiet=quiet)
     if quiet:

@@ -112,8 +112,8 @@ def _request_line(request: Mapping[str, Any]) -> str:
 def _paper_lines(paper: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
     for tile, dtypes in _grouped((dict(tile), dtype) for dtype, tile in paper.items()):
         yield (
-            f"{', '.join(dtypes)}: M = {tile['m_elements']:,} elements, Br x Bc = {tile['br']} x {tile['bc']}; its five "
-            f"tiles need {tile['five_tiles_bytes']:,} bytes, {tile['footprint_bytes']:,} with the two statistics: "
+            f"{', '.join(dtypes)}: M = {tile['m_elements']:,} elements, Br x Bc = {tile['br']} x {tile['bc']}; its "
+            f"five tiles need {tile['five_tiles_bytes']:,} bytes, {tile['footprint_bytes']:,} with the two statistics: "
             f"{tile['verdict']}"
         )
 

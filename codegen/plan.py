@@ -42,8 +42,15 @@ class Rejection:
 class Plan(Protocol):
     """What every target's plan offers. All `_bytes` are bytes; other sizes count elements."""
 
-    br: int  # query rows per tile
-    bc: int  # keys per tile
+    @property
+    def br(self) -> int:
+        """Query rows per tile."""
+        ...
+
+    @property
+    def bc(self) -> int:
+        """Keys per tile."""
+        ...
 
     @property
     def memory(self) -> tuple[MemoryPart, ...]: ...

@@ -8,35 +8,33 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .errors import ToolError
 
-# argv: parent folder, package name, function of the package, its arguments.
-_CALL = (
-    "import importlib, sys; sys.path.insert(0, sys.argv[1]); "
-    "getattr(importlib.import_module(sys.argv[2]), sys.argv[3])(*sys.argv[4:])"
-)
+
+STDERR = 2  # file descriptor
 
 
-def build(package: Path, *, quiet: bool = False) -> None:
-    """Compile the package for the devices of this machine, into its own build cache.
+def build(package: Path, cuda_archs: Sequence[str] = (), *, quiet: bool = False) -> None:
+    """Compile the package into its own build cache.
 
+    cuda_archs: GPUs to compile for ("sm_80"); none given: those of this machine.
     Raises: ToolError when the build fails; its output has been shown.
     """
-    _run(_call(package, "build"), f"building {package.name}", quiet)
+    _run_module(package, ["build", *_cuda(cuda_archs)], f"building {package.name}", quiet)
 
 
-def wheel(package: Path, folder: Path, *, quiet: bool = False) -> Path:
-    """Make a wheel with the compiled library in `folder`; returns its path.
+def wheel(package: Path, folder: Path, cuda_archs: Sequence[str] = (), *, quiet: bool = False) -> Path:
+    """Make a wheel with the compiled libraries in `folder`; returns its path.
 
     Raises: ToolError when the build fails or no wheel came out.
     """
-    before = set(folder.glob("*.whl")) if folder.is_dir() else set()
-    started = {path: path.stat().st_mtime_ns for path in before}
-    _run(_call(package, "wheel", str(folder.resolve())), f"packing a wheel of {package.name}", quiet)
-    made = [p for p in folder.glob("*.whl") if started.get(p) != p.stat().st_mtime_ns]
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("*.whl")}
+    words = ["wheel", str(folder.resolve()), *_cuda(cuda_archs)]
+    _run_module(package, words, f"packing a wheel of {package.name}", quiet)
+    made = [path for path in folder.glob("*.whl") if before.get(path) != path.stat().st_mtime_ns]
     if len(made) != 1:
         raise ToolError(f"packing a wheel of {package.name} ended without one in {folder}")
     return made[0]
@@ -50,15 +48,21 @@ def verify(package: Path, device: str, *, quiet: bool = False) -> None:
     _run([sys.executable, "-m", "verify", "certify", str(package), "--device", device], f"certifying {package}", quiet)
 
 
-def _call(package: Path, function: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-c", _CALL, str(package.resolve().parent), package.name, function, *arguments]
+def _cuda(archs: Sequence[str]) -> list[str]:
+    return [word for arch in archs for word in ("--cuda-arch", arch)]
 
 
-def _run(command: Sequence[str], what: str, quiet: bool) -> None:
+def _run_module(package: Path, words: Sequence[str], what: str, quiet: bool) -> None:
+    """`python -m PACKAGE WORDS`, the package found by its parent folder."""
+    path = os.pathsep.join(filter(None, (str(package.resolve().parent), os.environ.get("PYTHONPATH"))))
+    _run([sys.executable, "-m", package.name, *words], what, quiet, {**os.environ, "PYTHONPATH": path})
+
+
+def _run(command: Sequence[str], what: str, quiet: bool, env: Mapping[str, str] | None = None) -> None:
     """Run to the end, its output on ours; with `quiet` all of it on stderr, so that stdout stays JSON."""
     sys.stdout.flush()
     try:
-        done = subprocess.run(command, check=False, stdout=sys.stderr.fileno() if quiet else None, env=os.environ)
+        done = subprocess.run(command, check=False, stdout=STDERR if quiet else None, env=env)
     except OSError as e:
         raise ToolError(f"{what}: cannot start {command[0]}: {e.strerror}") from e
     if done.returncode != 0:
