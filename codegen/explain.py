@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +97,28 @@ def ridge(arch: str) -> float | None:
 def show(told: Mapping[str, Any]) -> None:
     """Print an explanation."""
     click.echo(f"{told['name']}: {_request_line(told['request'])}")
-    click.echo("\nThe paper's tile (FlashAttention Algorithm 1, line 1: Bc = ceil(M/4d), Br = min(Bc, d))")
+    click.echo("\nThe paper's tile (FlashAttention, Algorithm 1 line 1: Bc = ceil(M/4d), Br = min(Bc, d))")
     for line in _paper_lines(told["paper"]):
-        click.echo(f"  {line}")
+        click.echo(_wrapped(line, "  "))
     for target in told["targets"]:
         _show_target(target, told["at_n"])
+
+
+def show_summary(plans: Plans, folder: Path, files: Mapping[str, bytes]) -> None:
+    """What the plain command prints: what was asked, the paper's tile, what it became, where it lies."""
+    problem = plans.problem
+    click.echo(_request_line(problem.as_dict()))
+    for line in _paper_lines({dtype: papers_tile(problem, dtype) for dtype in problem.dtypes}):
+        click.echo(_wrapped(f"paper's tile, {line}", "  "))
+    for decision in plans.decisions:
+        every = [_key(v.isa, v.dtype) for v in decision.variants]
+        tiles = _grouped(((v.plan.br, v.plan.bc), _key(v.isa, v.dtype)) for v in decision.variants)
+        kernels = [f"{br} x {bc} for {_kernels(keys, every)}" for (br, bc), keys in tiles]
+        click.echo(_wrapped(f"{decision.arch}: {'; '.join(kernels)}", "  "))
+        reasons = dict.fromkeys(step.why for steps in decision.changes.values() for step in steps)
+        click.echo(_wrapped("; ".join(reasons), "    ") if reasons else "    the paper's tile is legal as it is")
+    digest = read_plan(files[PLAN_FILE])["digest"]
+    click.echo(f"{folder}: {len(files)} files, {sum(map(len, files.values())):,} bytes, digest {digest[:12]}")
 
 
 def _request_line(request: Mapping[str, Any]) -> str:
@@ -112,8 +129,8 @@ def _request_line(request: Mapping[str, Any]) -> str:
 def _paper_lines(paper: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
     for tile, dtypes in _grouped((dict(tile), dtype) for dtype, tile in paper.items()):
         yield (
-            f"{', '.join(dtypes)}: M = {tile['m_elements']:,} elements, Br x Bc = {tile['br']} x {tile['bc']}; its "
-            f"five tiles need {tile['five_tiles_bytes']:,} bytes, {tile['footprint_bytes']:,} with the two statistics: "
+            f"{', '.join(dtypes)}: {tile['br']} x {tile['bc']}, from M = {tile['m_elements']:,} elements; its five "
+            f"tiles need {tile['five_tiles_bytes']:,} bytes, {tile['footprint_bytes']:,} with the two statistics: "
             f"{tile['verdict']}"
         )
 
@@ -121,72 +138,83 @@ def _paper_lines(paper: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
 def _show_target(target: Mapping[str, Any], at_n: int) -> None:
     cards = f" ({target['cards']})" if target["cards"] else ""
     click.echo(f"\n{target['arch']}{cards}: at most {target['limit_bytes']:,} bytes, {target['limit_reason']}")
-    _show_variants(target)
-    for title, steps in (("Changes", target["changes"]), ("Turned down", target["rejected"])):
+    every = [_key(v["isa"], v["dtype"]) for v in target["variants"]]
+    _show_variants(target["variants"], every)
+    for title, story in (("Changes", target["changes"]), ("Turned down", target["rejected"])):
         lines = [
-            (entry.get("what") or f"{entry['br']} x {entry['bc']}", entry["why"], key)
-            for key, entries in steps.items()
-            for entry in entries
+            ((step.get("what") or f"{step['br']} x {step['bc']}", step["why"]), key)
+            for key, steps in story.items()
+            for step in steps
         ]
         if lines:
             click.echo(f"  {title}")
-        for (what, why), keys in _grouped(((what, why), key) for what, why, key in lines):
-            click.echo(_wrapped(f"{', '.join(keys)}: {what}: {why}", "    "))
-    _show_costs(target, at_n)
+        for (what, why), keys in _grouped(lines):
+            click.echo(_wrapped(f"{what}: {why} [{_kernels(keys, every)}]", "    "))
+    _show_costs(target, every, at_n)
 
 
-def _show_variants(target: Mapping[str, Any]) -> None:
+def _show_variants(variants: Sequence[Mapping[str, Any]], every: Sequence[str]) -> None:
+    """One row per distinct plan: tile, bytes, registers, and the named parts of its memory."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for column in ("kernel", "tile Br x Bc", "fast memory", "registers", "made of"):
-        table.add_column(column, overflow="fold")
-    for v in target["variants"]:
-        registers = v["plan"].get("registers")
-        parts = ", ".join(f"{part['name']} {part['bytes']:,}" for part in v["memory"])
-        table.add_row(
-            f"{v['isa']} {v['dtype']}", f"{v['plan']['br']} x {v['plan']['bc']}", f"{v['fast_memory_bytes']:,}",
-            "" if registers is None else str(registers), parts,
-        )  # fmt: skip
-    from rich.padding import Padding
-
-    Console(width=WIDTH + 20, highlight=False).print(Padding(table, (0, 0, 0, 2)))
-
-
-def _show_costs(target: Mapping[str, Any], at_n: int) -> None:
-    click.echo(f"  Per head at N = {at_n:,} without a mask")
     rows = (
-        ((v["costs"]["flops"], v["costs"]["slow_memory_bytes"], v["costs"]["slow_memory_reads_elements"],
-          v["costs"]["slow_memory_writes_elements"], v["costs"]["lower_bound_elements"]), f"{v['isa']}/{v['dtype']}")
-        for v in target["variants"]
+        (
+            (f"{v['plan']['br']} x {v['plan']['bc']}", f"{v['fast_memory_bytes']:,}", v["plan"].get("registers"),
+             ", ".join(f"{part['name']} {part['bytes']:,}" for part in v["memory"])),
+            _key(v["isa"], v["dtype"]),
+        )
+        for v in variants
     )  # fmt: skip
-    for (flops, moved, reads, writes, bound), keys in _grouped(rows):
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for column in ("Br x Bc", "bytes", "registers", "made of", "kernels"):
+        table.add_column(column)
+    for (tile, size, registers, parts), keys in _grouped(rows):
+        table.add_row(tile, size, "-" if registers is None else str(registers), parts, _kernels(keys, every))
+    console = Console(width=WIDTH, highlight=False)
+    with console.capture() as text:
+        console.print(table)
+    for line in text.get().splitlines():
+        click.echo(f"  {line}".rstrip())
+
+
+def _show_costs(target: Mapping[str, Any], every: Sequence[str], at_n: int) -> None:
+    click.echo(f"  Per head at N = {at_n:,} without a mask")
+    moved = ("slow_memory_bytes", "slow_memory_reads_elements", "slow_memory_writes_elements")
+    names = ("flops", *moved, "lower_bound_elements")
+    rows = ((tuple(v["costs"][name] for name in names), _key(v["isa"], v["dtype"])) for v in target["variants"])
+    for (flops, size, reads, writes, bound), keys in _grouped(rows):
         text = (
-            f"{', '.join(keys)}: {flops:,} FLOPs; reads {reads:,} and writes {writes:,} elements of slow memory "
-            f"(no algorithm moves fewer than {bound:,}), {moved:,} bytes: {flops / moved:.0f} FLOP per byte"
+            f"{flops:,} FLOPs; reads {reads:,} and writes {writes:,} elements of slow memory, {size:,} bytes; no "
+            f"algorithm moves fewer than {bound:,} elements; {flops / size:.0f} FLOP per byte"
         )
         if target["ridge_flop_per_byte"] is not None:
-            side = "above" if flops / moved > target["ridge_flop_per_byte"] else "below"
+            side = "above" if flops / size > target["ridge_flop_per_byte"] else "below"
             text += f", {side} the ridge at {target['ridge_flop_per_byte']:.0f}"
-        click.echo(_wrapped(text, "    "))
+        click.echo(_wrapped(f"{text} [{_kernels(keys, every)}]", "    "))
 
 
-def show_summary(plans: Plans, folder: Path, files: Mapping[str, bytes]) -> None:
-    """What the plain command prints: what was asked, the paper's tile, what it became, where it lies."""
-    problem = plans.problem
-    click.echo(_request_line(problem.as_dict()))
-    for line in _paper_lines({dtype: papers_tile(problem, dtype) for dtype in problem.dtypes}):
-        click.echo(_wrapped(f"paper's tile, {line}", "  "))
-    for decision in plans.decisions:
-        rows = (((v.isa, v.plan.br, v.plan.bc), v.dtype) for v in decision.variants)
-        kernels = [f"{isa} {' '.join(dtypes)} {br} x {bc}" for (isa, br, bc), dtypes in _grouped(rows)]
-        click.echo(_wrapped(f"{decision.arch}: {'; '.join(kernels)}", "  "))
-        first = next((steps[-1] for steps in decision.changes.values() if steps), None)
-        if first is not None:
-            click.echo(_wrapped(f"because {first.why} (all steps: --explain)", "    "))
-    digest = read_plan(files[PLAN_FILE])["digest"]
-    click.echo(f"{folder}: {len(files)} files, {sum(map(len, files.values())):,} bytes, digest {digest[:12]}")
+def _key(isa: str, dtype: str) -> str:
+    """The key of Decision.changes and Decision.rejected."""
+    return f"{isa}/{dtype}"
+
+
+def _kernels(keys: Sequence[str], every: Sequence[str]) -> str:
+    """Keys in few words: "all", "bf16, fp16" of a target with one instruction set, "amx: bf16; v4, v3: all"."""
+    if set(keys) == set(every):
+        return "all"
+
+    def dtypes_of(isa: str, among: Sequence[str]) -> tuple[str, ...]:
+        return tuple(key.split("/")[1] for key in among if key.split("/")[0] == isa)
+
+    isas = list(dict.fromkeys(key.split("/")[0] for key in keys))
+    groups = []
+    for dtypes, members in _grouped((dtypes_of(isa, keys), isa) for isa in isas):
+        whole = all(set(dtypes) == set(dtypes_of(isa, every)) for isa in members)
+        groups.append((", ".join(members), "all" if whole and len(dtypes) > 1 else ", ".join(dtypes)))
+    if len({key.split("/")[0] for key in every}) == 1:
+        return "; ".join(dtypes for _, dtypes in groups)
+    return "; ".join(f"{isas}: {dtypes}" for isas, dtypes in groups)
 
 
 def _wrapped(text: str, indent: str) -> str:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from .errors import ToolError
 
-
 STDERR = 2  # file descriptor
 
 
