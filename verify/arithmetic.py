@@ -41,35 +41,44 @@ class ArithmeticModel:
     product: str = "fma"
     block: int = 1  # products per step of a matrix unit
     fraction_bits: int = 0  # "block" only: bits kept below the largest addend
-    s_steps: int = 1  # matrix-unit steps per block for S and for O: plane products
-    o_steps: int = 1
+    s_planes: int = 1  # plane products per block of S, and of O
+    o_planes: int = 1
     magnitude: float = 1.0  # sum over planes of |a||b| is at most this times |a||b|
     dropped: float = 0.0  # relative size of plane products that P V leaves out
     operation_tiny: float = 2.0**-150  # absolute error of one operation when its result is subnormal
     flushes_operands: bool = False  # subnormal operands of a product count as 0
+    # --- sums over key tiles
+    o_restarts: bool = False  # O of a tile is summed from 0 and added to O alpha at the end
+    l_restarts: bool = False  # so is l
+    l_lanes: int = 1  # partial sums of l that share a tile's keys evenly
     # --- weights
-    scale_roundings: int = 3  # of scale * log2 e: scale, constant, product
-    exponent_roundings: int = 1  # roundings of size |s| or |m| in S c - m c: 1 fused, 2 separate
+    scale_roundings: int = 1  # of c = scale * log2 e
+    gap_roundings: int = 1  # roundings of size |s - m| in the exponents of a weight and of the alphas after it
+    m_roundings: int = 0  # roundings of size |m|: fl(m c) is subtracted in place of m c
+    top_roundings: int = 0  # roundings of size |m| that keep the largest weight of a tile from being exactly 1
     exp2_error: float = 2.0**-22
     exp2_flush: float = 2.0**-126  # results below this may be 0
     lag_log2: float = 0.0  # the reference may trail the maximum by this much, base 2
     lag_per_row: bool = True  # a row moves its reference only when its own maximum asks for it
-    ascending: bool = True  # key tiles in the order of the keys
+    rescales_exactly: bool = False  # alpha is a power of two
     # --- P and output
     p_format: str | None = None  # None: P stays in the working format
     p_unit: float = 0.0
     p_tiny: float = 0.0
-    final_roundings: int = 4  # 1/l (an approximation within 2 ulp) and the product
+    l_of_rounded_p: bool = False  # O is divided by a sum of the rounded weights (LSE is not made from it)
+    final_roundings: int = 2  # of o * (1 / l)
     out_format: str | None = None  # None: O is stored in the working format
-    # --- LSE
-    log_tiny: float = 2.0**-21
+    # --- LSE = m scale + ln l
+    lse_shares_c: bool = False  # m is kept in units of c, so that an error of c acts on s and not on s - m
+    lse_m_unit: float = 0.0  # relative error of the term m scale
+    log_tiny: float = 0.0  # absolute and relative error of ln l
     log_error: float = 2.0**-22
 
     def __post_init__(self) -> None:
         if self.product not in PRODUCTS:
             raise ValueError(f"product {self.product!r} is not one of {PRODUCTS}")
-        if self.lag_log2 < 0 or self.block < 1 or self.exp2_error <= 0:
-            raise ValueError(f"{self.name}: lag_log2, block and exp2_error must be positive")
+        if self.lag_log2 < 0 or self.block < 1 or self.l_lanes < 1 or not 0 < self.exp2_error < 0.5:
+            raise ValueError(f"{self.name}: lag_log2, block, l_lanes or exp2_error out of range")
 
     @property
     def unit(self) -> float:
@@ -92,117 +101,185 @@ class ArithmeticModel:
             return self.unit
         return (1 + 2.0**-23) * (1 + self.block * 2.0**-self.fraction_bits) - 1
 
-    def steps(self, n: Any, planes: int = 1) -> Any:
-        """Roundings on the longest path of an n-term dot product that starts from an accumulator."""
-        n = np.asarray(n)
-        if self.product == "fma":
-            return n
-        if self.product == "muladd":
-            return n + 1
-        blocks = -(-n // self.block) * planes
-        if self.product == "amx":
-            # Inside a block: two chains of block/2, then their sum; then one addition to the accumulator.
-            return blocks + (self.block // 2 + 1)
-        return blocks
+    def score_sum(self, d: int) -> Sum:
+        """Roundings of a score: d products summed from 0."""
+        if self.product in ("fma", "muladd"):
+            return Sum(self, d + (self.product == "muladd"))
+        return Sum(self, -(-d // self.block) * self.s_planes + self._inside)
 
-    def dot(self, n: Any, planes: int = 1) -> Any:
-        """g with |computed - exact| <= g sum|a||b| for n terms, underflow aside."""
-        return gamma(self.steps(n, planes), self.step_unit) * self.magnitude
+    def o_sum(self, counts: np.ndarray, bc: int, rescales: np.ndarray) -> Sum:
+        """Roundings of O before the division. counts (R, T): visible keys per tile; rescales (R,): alphas not 1.
 
-    def dot_probable(self, n: Any, confidence: float, planes: int = 1) -> tuple[Any, Any]:
+        A masked key adds an exact 0, so no more than the visible keys of a tile round.
+        """
+        live = (counts > 0).sum(axis=1)
+        alphas = 0 if self.rescales_exactly else rescales
+        if self.product in ("fma", "muladd"):
+            if not self.o_restarts:
+                return Sum(self, counts.sum(axis=1) + (self.product == "muladd"), alphas)
+            inside = counts.max(axis=1, initial=0) + (self.product == "muladd")
+            return Sum(self, inside, live + (alphas if self.product == "muladd" else 0))
+        blocks = np.minimum(counts, -(-bc // self.block)).sum(axis=1) * self.o_planes
+        return Sum(self, blocks + self._inside, alphas)
+
+    def l_roundings(self, counts: np.ndarray, bc: int, rescales: np.ndarray, *, rounded: bool = False) -> np.ndarray:
+        """Roundings of l (of the sum of rounded weights, if so asked), arguments as in o_sum."""
+        live = (counts > 0).sum(axis=1)
+        lanes = 1 if rounded else self.l_lanes
+        per_lane = np.minimum(counts, -(-bc // lanes))
+        alphas = 0 if self.rescales_exactly else rescales
+        if self.l_restarts:
+            inside = per_lane.max(axis=1, initial=0)
+            return inside + live + (lanes - 1).bit_length() + (0 if self.product == "fma" else alphas)
+        return per_lane.sum(axis=1) + (live if lanes > 1 else 0) + alphas + 1
+
+    @property
+    def _inside(self) -> int:
+        """Roundings inside one AMX block: two chains of half a block, then their sum."""
+        return self.block // 2 + 1 if self.product == "amx" else 0
+
+
+@dataclass(frozen=True)
+class Sum:
+    """How a sum of products rounds: `steps` accumulation steps and `extra` plain roundings on the longest path."""
+
+    model: ArithmeticModel
+    steps: Any
+    extra: Any = 0
+
+    @property
+    def g(self) -> Any:
+        """|computed - exact| <= g sum|a||b|, underflow aside."""
+        steps = gamma(self.steps, self.model.step_unit)
+        return ((1 + steps) * (1 + gamma(self.extra, self.model.unit)) - 1) * self.model.magnitude
+
+    def g_probable(self, confidence: float) -> tuple[Any, Any]:
         """(bias, random): the linear part that truncation keeps, and the part that grows like a square root."""
-        steps = self.steps(n, planes)
-        if self.product == "block":
-            half = self.step_unit / 2 * self.magnitude
-            return steps * half, confidence * np.sqrt(steps) * half
-        return 0.0 * steps, confidence * np.sqrt(steps) * self.unit * self.magnitude
+        m = self.model
+        half = m.step_unit / 2 if m.product == "block" else 0.0
+        each = half if m.product == "block" else m.unit
+        random = np.sqrt(np.asarray(self.steps) * each**2 + np.asarray(self.extra) * m.unit**2)
+        return np.asarray(self.steps) * half * m.magnitude, confidence * random * m.magnitude
 
 
-_COMMON_64: dict[str, Any] = {
+# Vector kernels of the CPU (codegen/templates/cpu/simd.h.j2): s - m is rounded, then multiplied by c; O and l of a
+# tile start from 0; m scale + ln l is evaluated in float64. Results of exp2 whose exponent rounds to below -125 are 0.
+# exp2 in units of u: polynomial 0.38, last step 1 (0.71 at r = -1/2), the step before 0.35, those before 0.05, r 0.17:
+# at most 1.7 at any one r. Without FMA the products add 0.4.
+_VECTOR: dict[str, Any] = {"o_restarts": True, "l_restarts": True}
+_VECTOR_32: dict[str, Any] = {
+    **_VECTOR,
+    "exp2_error": 2 * 2.0**-24,
+    "exp2_flush": 2.0**-125,
+    "lse_m_unit": 2.0**-50,
+    "log_tiny": 2.0**-50,
+    "log_error": 2.0**-50,
+}
+_VECTOR_64: dict[str, Any] = {
+    **_VECTOR,
     "working": "float64",
     "operation_tiny": 2.0**-1074,
-    "exp2_error": 2.0**-52,
-    "exp2_flush": 2.0**-1022,
-    "log_tiny": 2.0**-52,
+    "exp2_error": 2 * 2.0**-53,
+    "exp2_flush": 2.0**-1021,
+    "lse_m_unit": 2.0**-53,
     "log_error": 2.0**-51,
 }
-# The log of the CPU paths is the C library's, within 4 ulp.
-_CPU_32: dict[str, Any] = {"exp2_error": 2.0**-22, "log_tiny": 2.0**-24, "log_error": 2.0**-22}
+# AMX kernels (codegen/templates/cpu/forward_amx.h.j2): the reference is a whole number in base 2 that trails the
+# maximum by less than the lag of 8 plus 1, moved for 32 rows together; alpha is a power of two.
+_AMX: dict[str, Any] = {
+    "product": "amx",
+    "block": 32,
+    "operation_tiny": 2.0**-126,
+    "flushes_operands": True,
+    "l_lanes": 2,
+    "top_roundings": 1,
+    "lag_log2": 9.0,
+    "lag_per_row": False,
+    "rescales_exactly": True,
+    "lse_shares_c": True,
+    "lse_m_unit": 2.0**-48,
+    "log_tiny": 2.0**-22,
+    "log_error": 2.0**-40,
+}
 _ALL_32 = ("float32", "bf16", "fp16")
+# AMX kernels: every float32 in [-126, 0] tried (tests/cpu/test_amx*.py).
+EXP2_ERROR_OF_DEGREE = {4: 3.7e-6, 6: 2.0**-22}
 
 # name -> (dtypes, constants)
 MODELS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-    "fma_f32": (_ALL_32, {**_CPU_32, "product": "fma"}),
-    "muladd_f32": (_ALL_32, {**_CPU_32, "product": "muladd", "exponent_roundings": 2}),
-    "fma_f64": (("float64",), {**_COMMON_64, "product": "fma"}),
-    "muladd_f64": (("float64",), {**_COMMON_64, "product": "muladd", "exponent_roundings": 2}),
+    "fma_f32": (_ALL_32, {**_VECTOR_32, "product": "fma"}),
+    "muladd_f32": (_ALL_32, {**_VECTOR_32, "product": "muladd", "gap_roundings": 2, "exp2_error": 2.5 * 2.0**-24}),
+    "fma_f64": (("float64",), {**_VECTOR_64, "product": "fma"}),
+    "muladd_f64": (("float64",), {**_VECTOR_64, "product": "muladd", "gap_roundings": 2, "exp2_error": 2.5 * 2.0**-53}),
     "amx_bf16": (
         ("bf16",),
-        {
-            **_CPU_32,
-            "product": "amx",
-            "block": 32,
-            "operation_tiny": 2.0**-126,
-            "flushes_operands": True,
-            "exp2_error": 3.7e-6,
-            "lag_log2": 8.0,
-            "lag_per_row": False,
-            "p_format": "bf16",
-            "p_tiny": 2.0**-126,
-        },
+        {**_AMX, "exp2_error": 3.7e-6, "p_format": "bf16", "p_tiny": 2.0**-126, "l_of_rounded_p": True},
     ),
     # fp16 as two bf16 planes, x = x0 + x1 exactly. S takes 4 plane products, O takes 3 and leaves out p1 v1.
     # |x0| <= (1 + 2^-8)|x| and |x1| <= 2^-8 |x|; P keeps two planes, 2^-16 relative.
     "amx_fp16_planes": (
         ("fp16",),
         {
-            **_CPU_32,
-            "product": "amx",
-            "block": 32,
-            "s_steps": 4,
-            "o_steps": 3,
+            **_AMX,
+            "s_planes": 4,
+            "o_planes": 3,
             "magnitude": (1 + 2.0**-7) ** 2,
             "dropped": 2.0**-16 * (1 + 2.0**-8),
-            "operation_tiny": 2.0**-126,
-            "exp2_error": 2.0**-22,
-            "lag_log2": 8.0,
-            "lag_per_row": False,
             "p_format": "bf16 planes",
             "p_unit": 2.0**-16,
             "p_tiny": 2.0**-125,
         },
     ),
-    # Ampere has block 8 and 24 bits, Hopper block 16 and 25 bits. block * 2**-bits is equal, and 8 takes more steps.
+    # mma.sync (codegen/templates/sm80): fma(s, c, -fl(m c)); four lanes share the keys of a row; logf within 1 ulp.
+    # Ampere has block 8 and 24 bits, Hopper block 16 and 25 bits: block * 2**-bits is equal, and 8 takes more steps.
     "mma_sm80": (
         ("bf16", "fp16"),
-        {"product": "block", "block": 8, "fraction_bits": 24, "operation_tiny": 2.0**-126, "p_format": "dtype"},
+        {
+            "product": "block",
+            "block": 8,
+            "fraction_bits": 24,
+            "operation_tiny": 2.0**-126,
+            "l_restarts": True,
+            "l_lanes": 4,
+            "gap_roundings": 2,
+            "m_roundings": 1,
+            "top_roundings": 1,
+            "p_format": "dtype",
+            "lse_m_unit": 2.0**-24,
+            "log_tiny": 2.0**-126,
+            "log_error": 2.0**-22,
+        },
     ),
 }
 
 
-def model(name: str, dtype: str, *, debug: bool = False, device: str | None = None, **facts: Any) -> ArithmeticModel:
+def model(name: str, dtype: str, /, *, debug: bool = False, device: str | None = None, **plan: Any) -> ArithmeticModel:
     """The model of a path.
 
     Args:
         name: a row of MODELS; what `attn.path()` reports as "arithmetic".
         dtype: of the inputs; O has the same unless `debug`, where it stays in the working format.
         device: a calibration file `calibration/<name>.<device>.json` replaces constants, if there is one.
-        facts: the plan's figures. Those named like a field of ArithmeticModel (lag_log2) win over the calibration;
-            the others do not round and are passed over.
+        plan: the plan's figures. `lag` (base 2) and `exp_degree` change how weights round; the others do not.
     Raises:
-        ValueError: unknown name, a dtype that the model does not take, or a calibration with an unknown constant.
+        ValueError: unknown name, a dtype that the model does not take, an unknown constant in plan or calibration.
     """
     if name not in MODELS:
         raise ValueError(f"arithmetic model {name!r} is not one of {', '.join(MODELS)}")
     dtypes, constants = MODELS[name]
     if dtype not in dtypes:
         raise ValueError(f"{name} takes {', '.join(dtypes)}, not {dtype}")
-    values: dict[str, Any] = dict(constants)
-    values.update(calibrated(name, device))
-    known = {f.name for f in fields(ArithmeticModel)}
-    if set(values) - known:
-        raise ValueError(f"{name}: no such constant: {', '.join(sorted(set(values) - known))}")
-    values.update({key: value for key, value in facts.items() if key in known})
+    values: dict[str, Any] = {**constants, **calibrated(name, device)}
+    unknown = set(values) - {f.name for f in fields(ArithmeticModel)}
+    if unknown:
+        raise ValueError(f"{name}: no such constant: {', '.join(sorted(unknown))}")
+    if "lag" in plan:
+        # Where m is a whole number it can be 1 below the maximum that set it.
+        values["lag_log2"] = float(plan["lag"]) + (1.0 if values.get("lse_shares_c") else 0.0)
+    if "exp_degree" in plan:
+        if plan["exp_degree"] not in EXP2_ERROR_OF_DEGREE:
+            raise ValueError(f"{name}: no error is known for an exp2 polynomial of degree {plan['exp_degree']}")
+        values["exp2_error"] = EXP2_ERROR_OF_DEGREE[plan["exp_degree"]]
     if values.get("p_format") == "dtype":
         values["p_format"] = dtype
     p = FORMATS.get(values.get("p_format") or "")

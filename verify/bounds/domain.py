@@ -38,7 +38,7 @@ def outside_domain(
         return f"sum|q||k| reaches 2^{log2(dot):.0f}, limit 2^{work.emax - 27}"
     if not sum_v * 2.0**model.lag_log2 < 2.0 ** (work.emax - 1):
         return f"N max|v| reaches 2^{log2(sum_v):.0f}, limit 2^{work.emax - 1 - model.lag_log2:g}"
-    if not dot * c * model.unit < 8.0:
+    if not dot * c * model.unit * model.top_roundings < 8.0:
         return f"logits reach 2^{log2(dot * c):.0f} in base 2: the rounding of m c exceeds a factor of 2^8"
     if model.out_format is not None:
         largest = FORMATS[model.out_format].largest

@@ -71,7 +71,7 @@ def forward(
         for rows in row_chunks(nq, nk):
             s = softmax(q[rows], k, scale, visible[rows])
             errors = log_errors(s, q[rows], k, scale=scale, model=model, bc=bc, confidence=confidence)
-            block = _Block(s, errors, values, model)
+            block = _Block(s, errors, values, model, bc)
             found = [block.o(), block.lse()]
             if confidence is not None:
                 found += [block.o_probable(confidence), block.lse_probable(confidence)]
@@ -121,57 +121,56 @@ class _Values:
 class _Block:
     """The bound on one block of rows."""
 
-    def __init__(self, s: Softmax, errors: LogErrors, values: _Values, model: ArithmeticModel):
+    def __init__(self, s: Softmax, errors: LogErrors, values: _Values, model: ArithmeticModel, bc: int):
         self.s, self.errors, self.values, self.model = s, errors, values, model
         self.u = model.unit
-        keys = errors.visible_keys
         # Steps 4 and 5: a masked key adds an exact 0, so only visible ones round.
-        self.l_roundings = keys + errors.rescales + 1
-        self.o_terms = keys
-        if model.product in ("amx", "block"):
-            self.o_terms = np.minimum(keys * model.block, s.p.shape[1])
+        self.o_sum = model.o_sum(errors.counts, bc, errors.rescales)
+        self.l_roundings = model.l_roundings(errors.counts, bc, errors.rescales)
+        self.l_o_roundings = self.l_roundings
+        self.p_unit, self.h_p = model.p_unit, 0.0
+        if model.l_of_rounded_p:
+            # The divisor has the same rounding errors as the numerator: they are errors of the weights.
+            self.l_o_roundings = model.l_roundings(errors.counts, bc, errors.rescales, rounded=True)
+            self.p_unit, self.h_p = 0.0, -math.log1p(-model.p_unit)
         self.exact_o = s.p @ values.v
         self.exact_lse = s.m + np.log(s.total)
-        self.h_max = np.minimum(errors.h_o.max(axis=1, initial=0.0), HUGE)
+        self.h_max = np.minimum(errors.h_o.max(axis=1, initial=0.0) + self.h_p, HUGE)
         # Step 6: 1 / l in the kernel's own units.
-        top = np.minimum(errors.top_error, HUGE)
-        self.inverse_l = np.exp(top) * np.minimum(1.0, np.exp(2 * self.h_max) / s.total)
+        self.top = np.exp(np.minimum(errors.top_error, HUGE))
+        self.inverse_l = self.top * np.minimum(1.0, np.exp(2 * self.h_max) / s.total)
 
     def o(self) -> np.ndarray:
-        m, s, values = self.model, self.s, self.values
-        h = np.minimum(self.errors.h_o, HUGE)
+        s, values = self.s, self.values
+        h = np.minimum(self.errors.h_o + self.h_p, HUGE)
         w = s.p * np.expm1(h)
-        raised, lowered = s.p + w, (s.p * np.exp(-h)).sum(axis=1)
-        g_o = (m.dot(self.o_terms, m.o_steps) + gamma(self.errors.rescales + 1, self.u))[:, None]
-        g_l = gamma(self.l_roundings, self.u)[:, None]
-        mass = raised @ values.abs
-        abs_o = np.abs(self.exact_o)
-        relative = m.p_unit + m.dropped + g_o * (1 + m.p_unit)
+        raised, lowered = s.p + w, (s.p * np.exp(-h)).sum(axis=1, keepdims=True)
+        g_o = self.o_sum.g[:, None]
+        g_l = gamma(self.l_o_roundings, self.u)[:, None]
+        relative = self.p_unit + self.model.dropped + g_o * (1 + self.p_unit)
         absolute, cap_absolute = self._p_tiny(raised)
-        numerator = values.spread(w, self.exact_o) + relative * mass + absolute  # steps 2, 4, 5
-        numerator += g_l * abs_o * raised.sum(axis=1, keepdims=True)
-        denominator = np.maximum((1 - g_l) * lowered[:, None], 1e-300)
-        before = np.minimum(numerator / denominator, self._cap(relative, g_l, cap_absolute))
-        return self._store(before + self._underflow())
+        numerator = values.spread(w, self.exact_o) + relative * (raised @ values.abs) + absolute  # steps 2, 4
+        numerator += g_l * np.abs(self.exact_o) * raised.sum(axis=1, keepdims=True)  # step 5
+        before = numerator / np.maximum((1 - g_l) * lowered, 1e-300)
+        return self._store(np.minimum(before, self._cap(relative, g_l, cap_absolute)) + self._underflow())
 
     def o_probable(self, confidence: float) -> np.ndarray:
         m, s, values, errors = self.model, self.s, self.values, self.errors
         assert errors.h_o_bias is not None and errors.h_random is not None
         bias = np.minimum(errors.h_o_bias, HUGE)
-        both = np.minimum(errors.h_o_bias + errors.h_random, HUGE)
+        both = np.minimum(errors.h_o_bias + errors.h_random + confidence * self.h_p, HUGE)
         w_bias = s.p * np.expm1(bias)
         raised = s.p * np.exp(both)
         w_random = raised - s.p * np.exp(bias)
-        dot_bias, dot_random = m.dot_probable(self.o_terms, confidence, m.o_steps)
-        g_o = (dot_bias + dot_random + confidence * np.sqrt(errors.rescales + 1) * self.u)[:, None]
-        g_l = (confidence * np.sqrt(self.l_roundings) * self.u)[:, None]
+        lowered = (s.p * np.exp(-both)).sum(axis=1, keepdims=True)
+        g_bias, g_random = self.o_sum.g_probable(confidence)
+        g_o = (g_bias + g_random)[:, None]
+        g_l = (confidence * np.sqrt(self.l_o_roundings) * self.u)[:, None]
         p_random = np.sqrt((raised * raised) @ values.squared) * values.unit
         absolute, _ = self._p_tiny(raised)
-        abs_o = np.abs(self.exact_o)
         numerator = values.spread(w_bias, self.exact_o) + values.root_sum_square(w_random, self.exact_o)
-        numerator += confidence * m.p_unit * p_random + (m.dropped + g_o) * (raised @ values.abs) + absolute
-        numerator += g_l * abs_o * raised.sum(axis=1, keepdims=True)
-        lowered = (s.p * np.exp(-both)).sum(axis=1)[:, None]
+        numerator += confidence * self.p_unit * p_random + (m.dropped + g_o) * (raised @ values.abs) + absolute
+        numerator += g_l * np.abs(self.exact_o) * raised.sum(axis=1, keepdims=True)
         return self._store(numerator / np.maximum((1 - g_l) * lowered, 1e-300) + self._underflow())
 
     def _p_tiny(self, raised: np.ndarray) -> tuple[np.ndarray | float, np.ndarray | float]:
@@ -179,16 +178,19 @@ class _Block:
         m, values = self.model, self.values
         absolute: np.ndarray | float = 0.0
         cap: np.ndarray | float = 0.0
+        seen = self.s.visible.astype(np.float64)
         if m.p_tiny > 0:
             step = (m.p_tiny * np.exp(self.h_max) * self.inverse_l)[:, None]
-            seen = self.s.visible.astype(np.float64) @ values.abs
-            cap = (m.p_tiny * np.exp(np.minimum(self.errors.top_error, HUGE)))[:, None] * seen
+            mass = seen @ values.abs
+            cap = (m.p_tiny * self.top)[:, None] * mass
             # The sharp form costs a matrix product and matters only for a coarse format (fp16).
-            absolute = np.minimum(raised, step) @ values.abs if m.p_tiny > 2.0**-100 else step * seen
+            absolute = np.minimum(raised, step) @ values.abs if m.p_tiny > 2.0**-100 else step * mass
+            if m.l_of_rounded_p:
+                keys = seen.sum(axis=1, keepdims=True) * np.abs(self.exact_o)
+                absolute, cap = absolute + step * keys, cap + (m.p_tiny * self.top)[:, None] * keys
         if values.lost is not None:
-            lost = raised @ values.lost
-            absolute = absolute + lost
-            cap = cap + self.s.visible.astype(np.float64) @ values.lost
+            absolute = absolute + raised @ values.lost
+            cap = cap + seen @ values.lost
         return absolute, cap
 
     def _cap(self, relative: np.ndarray, g_l: np.ndarray, absolute: np.ndarray | float) -> np.ndarray:
@@ -208,9 +210,8 @@ class _Block:
         m, rescales = self.model, self.errors.rescales
         n = self.s.p.shape[1]
         weights = 3 * n * m.exp2_flush * 2.0**m.lag_log2
-        operations = m.operation_tiny * (n * m.o_steps + 2 * rescales + 2)
-        numerator = weights * self.values.max + operations[:, None]
-        denominator = (weights + m.operation_tiny * (n + 2 * rescales + 2))[:, None] * np.abs(self.exact_o)
+        numerator = weights * self.values.max + (m.operation_tiny * (2 * n * m.o_planes + 2 * rescales + 2))[:, None]
+        denominator = (weights + m.operation_tiny * (2 * n + 2 * rescales + 2))[:, None] * np.abs(self.exact_o)
         return (numerator + denominator) * self.inverse_l[:, None]
 
     def _store(self, before: np.ndarray) -> np.ndarray:
@@ -226,8 +227,7 @@ class _Block:
 
     def lse(self) -> np.ndarray:
         h = np.minimum(self.errors.h_lse, HUGE)
-        with np.errstate(divide="ignore"):
-            weights = np.log1p((self.s.p * np.expm1(h)).sum(axis=1))
+        weights = np.log1p((self.s.p * np.expm1(h)).sum(axis=1))
         return self._store_lse(weights, gamma(self.l_roundings, self.u))
 
     def lse_probable(self, confidence: float) -> np.ndarray:
@@ -240,12 +240,12 @@ class _Block:
         return self._store_lse(weights, confidence * np.sqrt(self.l_roundings) * self.u)
 
     def _store_lse(self, weights: np.ndarray, g_l: np.ndarray) -> np.ndarray:
-        """log of l, its sum with the reference, and their rounding (step 9)."""
-        m, s, u = self.model, self.s, self.u
+        """ln l, its sum with the reference, and their rounding (step 9)."""
+        m, s = self.model, self.s
         n = s.p.shape[1]
-        flushed = (3 * n * m.exp2_flush * 2.0**m.lag_log2 + m.operation_tiny * n) * self.inverse_l
+        flushed = (3 * n * m.exp2_flush * 2.0**m.lag_log2 + 2 * m.operation_tiny * n) * self.inverse_l
         base = weights + g_l / (1 - g_l) + flushed
-        reference = np.abs(s.m) + m.lag + self.errors.score_error.max(axis=1, initial=0.0)
+        reference = np.abs(s.m) + m.lag + self.errors.top_score_error
         log_l = np.abs(np.log(s.total)) + m.lag + base
-        error = base + 3 * u * reference + m.log_tiny + m.log_error * log_l
-        return error * (1 + u) + u * np.abs(np.where(s.live, self.exact_lse, 0.0))
+        error = base + m.lse_m_unit * reference + m.log_tiny + m.log_error * log_l
+        return error * (1 + self.u) + self.u * np.abs(np.where(s.live, self.exact_lse, 0.0))

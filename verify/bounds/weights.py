@@ -24,10 +24,10 @@ class LogErrors:
     h_o_bias: np.ndarray | None  # the parts that add linearly ...
     h_lse_bias: np.ndarray | None
     h_random: np.ndarray | None  # ... and those that add in root-sum-square (None: not asked for)
-    score_error: np.ndarray  # (R, Nk) of the scaled score
-    rescales: np.ndarray  # (R,) most times that l and O are multiplied by an alpha other than 0 and 1
-    visible_keys: np.ndarray  # (R,)
+    top_score_error: np.ndarray  # (R,) largest error of a scaled score
     top_error: np.ndarray  # (R,) bound on |ln p| of the key that set the reference, in its own tile
+    counts: np.ndarray  # (R, T) visible keys per tile
+    rescales: np.ndarray  # (R,) most times that l and O are multiplied by an alpha other than 0 and 1
 
 
 def log_errors(
@@ -43,40 +43,45 @@ def log_errors(
     """Evaluate step 1 (scores), step 3 (exponents) and the count of rescales for rows q of the block s."""
     u = model.unit
     d = q.shape[1]
-    absolute = scale * (_flushed(q, k, model) + (2 * d + 2) * model.operation_tiny) + s.log_error
-    score_error = np.where(s.visible, float(model.dot(d, model.s_steps)) * s.magnitude + absolute, 0.0)
-    top_score_error = score_error.max(axis=1, keepdims=True, initial=0.0)
+    dot = model.score_sum(d)
+    absolute = scale * (_flushed(q, k, model) + (2 * d + 2) * model.s_planes * model.operation_tiny) + s.log_error
+    score_error = np.where(s.visible, float(dot.g) * s.magnitude + absolute, 0.0)
+    top_score_error = score_error.max(axis=1, initial=0.0)
     after, rescales = _rescales(s, score_error, bc, model)
 
     m = np.abs(s.m)[:, None]
     size = np.abs(s.m[:, None] - s.gap)  # |s|
     c_unit = model.scale_roundings * u
     exp2_step = -math.log1p(-model.exp2_error)
-    slack = 8 * u * (score_error + top_score_error)  # exponent roundings act on computed scores
-    reference = u * (np.maximum(size, m) + model.lag) + (model.exponent_roundings - 1) * u * size
-    exponents = slack + reference + (1 + after) * exp2_step
-    travel = s.gap + 2 * model.lag  # |s - r| plus the way that r still goes
+    exp2_steps = 1 + (0 if model.rescales_exactly else after)
+    # Exponents are rounded versions of computed scores: second order, and S - r is at most gap + lag on the way.
+    common = 8 * u * (score_error + top_score_error[:, None]) + exp2_steps * exp2_step
+    common += model.m_roundings * u * (np.maximum(size, m) + model.lag)
+    travel = s.gap + 2 * model.lag
+    scale_o = c_unit * s.gap
+    scale_lse = c_unit * (size if model.lse_shares_c else s.gap + model.lag)
 
     def masked(h: np.ndarray) -> np.ndarray:
         return np.where(s.visible, h, 0.0)
 
     h_o_bias = h_lse_bias = h_random = None
     if confidence is not None:
-        bias, random = model.dot_probable(d, confidence, model.s_steps)
-        linear = float(bias) * s.magnitude + absolute + exponents + u * travel
-        h_o_bias = masked(linear + c_unit * s.gap)
-        h_lse_bias = masked(linear + c_unit * np.maximum(size, s.gap))
+        bias, random = dot.g_probable(confidence)
+        # The rounding of s - m is the key's own; those of the alphas are shared by all keys before them.
+        linear = float(bias) * s.magnitude + absolute + common + (model.gap_roundings - 1) * u * travel
+        h_o_bias, h_lse_bias = masked(linear + scale_o), masked(linear + scale_lse)
         h_random = masked(float(random) * s.magnitude + confidence * u * travel)
+    exponents = score_error + common + model.gap_roundings * u * travel
     return LogErrors(
-        h_o=masked(score_error + exponents + c_unit * s.gap + 2 * u * travel),
-        h_lse=masked(score_error + exponents + c_unit * np.maximum(size, s.gap) + 2 * u * travel),
+        h_o=masked(exponents + scale_o),
+        h_lse=masked(exponents + scale_lse),
         h_o_bias=h_o_bias,
         h_lse_bias=h_lse_bias,
         h_random=h_random,
-        score_error=score_error,
+        top_score_error=top_score_error,
+        top_error=model.top_roundings * u * (m[:, 0] + model.lag + top_score_error) * (1 + 8 * u) + exp2_step,
+        counts=_per_tile(s.visible, bc, 0).sum(axis=2),
         rescales=rescales,
-        visible_keys=s.visible.sum(axis=1),
-        top_error=(model.exponent_roundings * u * (m + model.lag + top_score_error))[:, 0] * (1 + 8 * u) + exp2_step,
     )
 
 
@@ -102,16 +107,10 @@ def _rescales(s: Softmax, score_error: np.ndarray, bc: int, model: ArithmeticMod
     can be. A reference without lag is at least every score seen, less its error. One that trails is at least the
     first live tile's maximum and at least the running maximum less the lag.
     """
-    rows, nk = s.p.shape
-    tiles = -(-nk // bc)
-    pad = tiles * bc - nk
+    nk = s.p.shape[1]
 
     def tile_max(x: np.ndarray) -> np.ndarray:
-        x = np.where(s.visible, x, -np.inf)
-        if pad:
-            x = np.concatenate([x, np.full((rows, pad), -np.inf)], axis=1)
-        x = x.reshape(rows, tiles, bc).max(axis=2)
-        return x if model.ascending else x[:, ::-1]
+        return _per_tile(np.where(s.visible, x, -np.inf), bc, -np.inf).max(axis=2)
 
     highest, lowest = tile_max(score_error - s.gap), tile_max(-score_error - s.gap)
     running = np.maximum.accumulate(lowest, axis=1)
@@ -125,9 +124,16 @@ def _rescales(s: Softmax, score_error: np.ndarray, bc: int, model: ArithmeticMod
         least = running[:, :-1]
     # A first live tile finds the reference at -inf: alpha is 0, and what it multiplies is 0.
     moves = (highest[:, 1:] > least) & np.isfinite(running[:, :-1])
-    moves = np.concatenate([np.zeros((rows, 1), bool), moves], axis=1)
+    moves = np.concatenate([np.zeros((len(moves), 1), bool), moves], axis=1)
     most = moves.sum(axis=1)
     after = most[:, None] - np.cumsum(moves, axis=1)
-    if not model.ascending:
-        after = after[:, ::-1]
     return np.repeat(after, bc, axis=1)[:, :nk].astype(np.float64), most
+
+
+def _per_tile(x: np.ndarray, bc: int, fill: float) -> np.ndarray:
+    """(R, Nk) as (R, T, bc), the last tile filled up."""
+    rows, nk = x.shape
+    tiles = -(-nk // bc)
+    if tiles * bc != nk:
+        x = np.concatenate([x, np.full((rows, tiles * bc - nk), fill, dtype=x.dtype)], axis=1)
+    return x.reshape(rows, tiles, bc)
