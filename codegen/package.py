@@ -15,14 +15,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from . import __version__, formulas, lint, names, planners, provenance, render
-from .errors import RequestError
+from .errors import PlanError, RequestError
 from .plan import Decision, Variant
 from .problem import DEFAULT_SET, ITEMSIZE, Problem
+from .sizes import format_bytes
 
 PLAN_FILE = "plan.json"
 CERTIFICATE_FILE = "certificate.json"
@@ -33,6 +34,8 @@ BLANK_DIGEST = hashlib.sha256(b"the digest of a tileproof package goes here").he
 
 # Every template of this family emits a file of the same relative path, without ".j2".
 PACKAGE_TEMPLATES = "package"
+# Where the search for a budget that would do gives up: more than any fast memory has.
+LARGEST_SRAM_KB = 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +66,53 @@ def decide(problem: Problem, name: str | None = None) -> Plans:
     Raises: PlanError when a target has no legal plan, RequestError for a name that is not one.
     """
     chosen = names.package_name(problem) if name is None else names.check_name(name)
-    decisions = tuple(planners.planner(arch).decide(problem, arch) for arch in problem.archs)
+    try:
+        decisions = _decisions(problem)
+    except PlanError as e:
+        raise _with_advice(e, problem) from None
     return Plans(problem=problem, name=chosen, decisions=decisions)
+
+
+def _decisions(problem: Problem) -> tuple[Decision, ...]:
+    return tuple(planners.planner(arch).decide(problem, arch) for arch in problem.archs)
+
+
+def smallest_sram(problem: Problem) -> int | None:
+    """The least budget, a multiple of 1 KB above the asked one, at which every target of `problem` has a plan.
+
+    None when no budget helps. Relies on planners accepting every budget above one that they accept.
+    """
+
+    def fits(kb: int) -> bool:
+        try:
+            _decisions(replace(problem, sram_bytes=1024 * kb))
+        except PlanError:
+            return False
+        return True
+
+    too_small = problem.sram_bytes // 1024
+    enough = max(1, 2 * too_small)
+    while not fits(enough):
+        too_small, enough = enough, 2 * enough
+        if enough > LARGEST_SRAM_KB:
+            return None
+    while enough - too_small > 1:
+        middle = (too_small + enough) // 2
+        too_small, enough = (too_small, middle) if fits(middle) else (middle, enough)
+    return 1024 * enough
+
+
+def _with_advice(error: PlanError, problem: Problem) -> PlanError:
+    """A planner's error; when the budget is what is missing, with the budget that serves the whole request."""
+    needed = smallest_sram(problem)
+    if needed is None:
+        return error
+    said = [line.strip() for line in str(error).splitlines() if not line.strip().startswith("try --sram")]
+    advice = f"try --sram {format_bytes(needed)}, where every kernel for {', '.join(problem.archs)} fits"
+    if problem.br is None and problem.bc is None:
+        widths = f"d={problem.d}" + (f", dv={problem.dv}" if problem.dv != problem.d else "")
+        return PlanError(f"no tiling fits {problem.sram_bytes} bytes of SRAM at {widths}", *said, advice)
+    return PlanError(*said, advice)
 
 
 def render_package(problem: Problem, name: str | None = None, templates: Path = render.TEMPLATES) -> dict[str, bytes]:
@@ -79,7 +127,7 @@ def render_package(problem: Problem, name: str | None = None, templates: Path = 
 def render_plans(plans: Plans, templates: Path = render.TEMPLATES) -> dict[str, bytes]:
     """The files of the package for plans that are already made."""
     sources = _sources(plans, templates)
-    shared = _shared_context(plans, sorted(sources))
+    shared = _shared_context(plans)
     files: dict[str, bytes] = {}
     for path, source in sorted(sources.items()):
         header = provenance.header(
@@ -88,7 +136,9 @@ def render_plans(plans: Plans, templates: Path = render.TEMPLATES) -> dict[str, 
             problem=plans.problem,
             templates_digest=render.digest([source.template], templates),
         )
-        files[path] = render.render(source.template, {**shared, **source.context, "header": header}, templates)
+        text = render.render(source.template, {**shared, **source.context, "header": header}, templates)
+        if text:  # a template that prints nothing emits no file
+            files[path] = text
     lint.require_clean({path: data.decode() for path, data in files.items() if lint.covers(path)})
 
     plan = _plan_json(plans, sources, templates)
@@ -166,7 +216,7 @@ def _variants_of(path: str, decision: Decision) -> tuple[Variant, ...]:
     return own or decision.variants
 
 
-def _shared_context(plans: Plans, paths: list[str]) -> dict[str, Any]:
+def _shared_context(plans: Plans) -> dict[str, Any]:
     """What every template may ask about the whole package."""
     digest = BLANK_DIGEST[:DIGEST_CHARS]
     return {
@@ -178,7 +228,6 @@ def _shared_context(plans: Plans, paths: list[str]) -> dict[str, Any]:
         "version": __version__,
         "decisions": plans.decisions,
         "variants": plans.variants,
-        "paths": paths,  # of all files but plan.json
     }
 
 

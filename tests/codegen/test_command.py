@@ -85,10 +85,10 @@ def test_no_tiling_fits_says_what_would(codegen, tmp_path, line):
     code, _, err = codegen(line)
     assert code == 2 and listing(tmp_path) == []
     assert err.startswith("codegen: error: no tiling fits 1024 bytes")
-    assert "d=256" in err and "smallest" in err and "try --sram" in err
-    words = err.split("try --sram ")[1].split()[0].rstrip(",")
-    code, _, err = codegen(line.replace("1KB", words) + " --dry-run")
-    assert code == 0, err
+    assert "d=256" in err and "smallest" in err and err.count("try --sram") == 1
+    enough = int(err.split("try --sram ")[1].split("KB")[0])
+    assert codegen(line.replace("1KB", f"{enough}KB") + " --explain")[0] == 0
+    assert codegen(line.replace("1KB", f"{enough - 1}KB") + " --explain")[0] == 2
 
 
 @pytest.mark.field("R098")
