@@ -112,11 +112,14 @@ def show_summary(plans: Plans, folder: Path, files: Mapping[str, bytes]) -> None
         click.echo(_wrapped(f"paper's tile, {line}", "  "))
     for decision in plans.decisions:
         every = [_key(v.isa, v.dtype) for v in decision.variants]
-        tiles = _grouped(((v.plan.br, v.plan.bc), _key(v.isa, v.dtype)) for v in decision.variants)
-        kernels = [f"{br} x {bc} for {_kernels(keys, every)}" for (br, bc), keys in tiles]
-        click.echo(_wrapped(f"{decision.arch}: {'; '.join(kernels)}", "  "))
-        reasons = dict.fromkeys(step.why for steps in decision.changes.values() for step in steps)
-        click.echo(_wrapped("; ".join(reasons), "    ") if reasons else "    the paper's tile is legal as it is")
+        click.echo(f"  {decision.arch}: at most {decision.limit_bytes:,} bytes")
+        plans_and_reasons = []
+        for v in decision.variants:
+            steps = decision.changes.get(_key(v.isa, v.dtype), ())
+            why = steps[-1].why if steps else "the paper's tile, legal as it is"
+            plans_and_reasons.append(((v.plan.br, v.plan.bc, why), _key(v.isa, v.dtype)))
+        for (br, bc, why), keys in _grouped(plans_and_reasons):
+            click.echo(_wrapped(f"{br} x {bc} [{_kernels(keys, every)}]: {why}", "    "))
     digest = read_plan(files[PLAN_FILE])["digest"]
     click.echo(f"{folder}: {len(files)} files, {sum(map(len, files.values())):,} bytes, digest {digest[:12]}")
 
