@@ -148,8 +148,9 @@ def one_dominant_key(x: _Draft) -> None:
 @_family("weights that all round the same way in P: O = 1 exactly, a correct kernel is off by almost the bound")
 def equal_weights_at_a_midpoint(x: _Draft) -> None:
     precision = FORMATS[x.dtype].precision
-    step = 2.0 ** -(precision + 1)  # half the spacing of P in [1/2, 1)
-    weight = 0.5 + x.rng.integers(0, 2 ** min(precision - 2, 8)) * 2.0 ** -min(precision - 1, 9) + 0.97 * step
+    grid = 2.0 ** -min(precision - 1, 9)  # a multiple of P's spacing in [1/2, 1) that is even
+    under = 0.97 * 2.0 ** -(precision + 1)  # just below the midpoint to the next
+    weight = 0.5 + x.rng.integers(0, 3) * x.rng.integers(0, int(0.25 / grid)) * grid + under
     _equal_below_one(x, np.log(weight))
     x.v = np.ones_like(x.v)
 
