@@ -41,6 +41,7 @@ class ArithmeticModel:
     product: str = "fma"
     block: int = 1  # products per step of a matrix unit
     fraction_bits: int = 0  # "block" only: bits kept below the largest addend
+    score_roundings: int = 0  # of a score beside those of its sum
     s_planes: int = 1  # plane products per block of S, and of O
     o_planes: int = 1
     magnitude: float = 1.0  # sum over planes of |a||b| is at most this times |a||b|
@@ -104,8 +105,8 @@ class ArithmeticModel:
     def score_sum(self, d: int) -> Sum:
         """Roundings of a score: d products summed from 0."""
         if self.product in ("fma", "muladd"):
-            return Sum(self, d + (self.product == "muladd"))
-        return Sum(self, -(-d // self.block) * self.s_planes + self._inside)
+            return Sum(self, d + (self.product == "muladd"), self.score_roundings)
+        return Sum(self, -(-d // self.block) * self.s_planes + self._inside, self.score_roundings)
 
     def o_sum(self, counts: np.ndarray, bc: int, rescales: np.ndarray) -> Sum:
         """Roundings of O before the division. counts (R, T): visible keys per tile; rescales (R,): alphas not 1.
@@ -211,6 +212,19 @@ MODELS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "muladd_f32": (_ALL_32, {**_VECTOR_32, "product": "muladd", "gap_roundings": 2, "exp2_error": 2.5 * 2.0**-24}),
     "fma_f64": (("float64",), {**_VECTOR_64, "product": "fma"}),
     "muladd_f64": (("float64",), {**_VECTOR_64, "product": "muladd", "gap_roundings": 2, "exp2_error": 2.5 * 2.0**-53}),
+    # NumPy: the scale goes into the scores, exp and log are within 4 ulp; any order of summation.
+    "numpy_f64": (
+        ("float64",),
+        {
+            **_VECTOR_64,
+            "product": "muladd",
+            "score_roundings": 1,
+            "scale_roundings": 0,
+            "exp2_error": 8 * 2.0**-53,
+            "exp2_flush": 2.0**-1022,
+            "log_error": 8 * 2.0**-53,
+        },
+    ),
     "amx_bf16": (
         ("bf16",),
         {**_AMX, "exp2_error": 3.7e-6, "p_format": "bf16", "p_tiny": 2.0**-126, "l_of_rounded_p": True},
@@ -260,7 +274,8 @@ def model(name: str, dtype: str, /, *, debug: bool = False, device: str | None =
         name: a row of MODELS; what `attn.path()` reports as "arithmetic".
         dtype: of the inputs; O has the same unless `debug`, where it stays in the working format.
         device: a calibration file `calibration/<name>.<device>.json` replaces constants, if there is one.
-        plan: the plan's figures. `lag` (base 2) and `exp_degree` change how weights round; the others do not.
+        plan: the plan's figures. `lag` (base 2) and `exp_degree` change how weights round; one that is named like a
+            field of ArithmeticModel replaces it; the others do not round.
     Raises:
         ValueError: unknown name, a dtype that the model does not take, an unknown constant in plan or calibration.
     """
@@ -270,9 +285,10 @@ def model(name: str, dtype: str, /, *, debug: bool = False, device: str | None =
     if dtype not in dtypes:
         raise ValueError(f"{name} takes {', '.join(dtypes)}, not {dtype}")
     values: dict[str, Any] = {**constants, **calibrated(name, device)}
-    unknown = set(values) - {f.name for f in fields(ArithmeticModel)}
-    if unknown:
-        raise ValueError(f"{name}: no such constant: {', '.join(sorted(unknown))}")
+    known = {f.name for f in fields(ArithmeticModel)}
+    if set(values) - known:
+        raise ValueError(f"{name}: no such constant: {', '.join(sorted(set(values) - known))}")
+    values.update({key: value for key, value in plan.items() if key in known})
     if "lag" in plan:
         # Where m is a whole number it can be 1 below the maximum that set it.
         values["lag_log2"] = float(plan["lag"]) + (1.0 if values.get("lse_shares_c") else 0.0)

@@ -2,5 +2,6 @@
 
 from verify.bounds.domain import outside_domain
 from verify.bounds.output import ForwardBound, forward
+from verify.bounds.prefix import PrefixBound, prefix
 
-__all__ = ["ForwardBound", "forward", "outside_domain"]
+__all__ = ["ForwardBound", "PrefixBound", "forward", "outside_domain", "prefix"]
