@@ -59,7 +59,10 @@ def decide(request: Any, arch: str) -> Decision:
 
 def files(request: Any, decision: Decision) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
     if decision.arch != "cpu":
-        return {f"csrc/forward_{decision.arch}.cu": ("reference/reference_kernel.cu.j2", {"arch": decision.arch})}
+        return {
+            f"csrc/forward_{decision.arch}.cu": ("reference/reference_kernel.cu.j2", {"arch": decision.arch}),
+            "csrc/ptx_reference.cuh": ("reference/ptx_reference.cuh", {}),
+        }
     found = {}
     for isa in ISAS:
         codes = [CODES[v.dtype] for v in decision.variants if v.isa == isa]
