@@ -293,11 +293,16 @@ def _kernel(variant: Variant, isa: Isa) -> dict[str, Any]:
     """What the unit prints of one kernel."""
     plan = variant.plan
     assert isinstance(plan, CpuPlan)
-    other: Groups | None = isa.aarch64_groups[plan.vectors] if isa.aarch64_groups else None
     return {
         "dtype": variant.dtype,
         "code": CODE[variant.dtype],
         "element": ELEMENT[variant.dtype],
         "plan": plan,
-        "aarch64_groups": other,
+        "blocks": [_block(plan, n, isa.groups[n]) for n in (plan.vectors, 1)],
+        "aarch64_blocks": [_block(plan, n, isa.aarch64_groups[n]) for n in (plan.vectors, 1)] if isa.aarch64_groups else [],
     }
+
+
+def _block(plan: CpuPlan, vectors: int, groups: Groups) -> str:
+    """The C++ type of the block kernel with `vectors` vectors per panel."""
+    return f"BlockKernel<{plan.scalar}, {plan.lanes}, {vectors}, {groups.keys}, {groups.columns}>"

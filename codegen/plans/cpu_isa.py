@@ -64,7 +64,7 @@ V3 = Isa(
     machines="x86-64-v3 machines (AVX2, FMA, F16C)",
     vector_bytes=32,
     l1_bytes=32 * 1024,  # Haswell to Skylake, Zen 1 to 4
-    groups={3: Groups(4, 4), 2: Groups(4, 4), 1: Groups(8, 8)},
+    groups={3: Groups(4, 4), 2: Groups(6, 4), 1: Groups(8, 8)},
     aarch64_groups=None,
     flags=(*COMMON_FLAGS, "-march=x86-64-v3"),
     arithmetic={"float": "fma_f32", "double": "fma_f64"},
