@@ -56,7 +56,7 @@ def prefix(
     )
     bound = forward(q, k, v, scale=scale, visible=visible, model=model, bc=bc, failure=None)
     low, high = np.full(len(q), -np.inf), np.full(len(q), -np.inf)
-    k = np.where(visible.any(axis=0)[:, None], k, 0.0)
+    k = np.where(np.asarray(visible.any(axis=0))[:, None], k, 0.0)
     for rows in row_chunks(len(q), n):
         s = softmax(q[rows], k, scale, visible[rows])
         errors = log_errors(s, q[rows], k, scale=scale, model=model, bc=bc, confidence=None)

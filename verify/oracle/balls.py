@@ -70,7 +70,7 @@ def attention(
     return Enclosure(
         o=o_mid.reshape(shape),
         lse=lse_mid,
-        o_err=o_err.reshape(shape),
+        o_err=np.where(np.isfinite(lse_mid)[:, None], o_err.reshape(shape), 0.0),
         lse_err=lse_err,
         rows=index,
         o_balls=o,
