@@ -176,7 +176,7 @@ def _cuda_peers(call: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    found = {}
+    found: dict[str, Callable[[], Any]] = {}
     for name, backend in (
         ("fa2", "FLASH_ATTENTION"),
         ("cudnn", "CUDNN_ATTENTION"),
@@ -209,23 +209,3 @@ def time_all(
         timings.append(time_cell(attn_of(cell), cell, device=device, rounds=rounds))
         step(note=str(cell))
     return timings
-
-
-def best_tile(
-    package_of: Callable[[tuple[int, int]], ModuleType],
-    tiles: Sequence[tuple[int, int]],
-    wanted: Sequence[Cell],
-    *,
-    device: str,
-    rounds: int = 3,
-    step: Step = silent,
-) -> tuple[tuple[int, int], dict[tuple[int, int], float]]:
-    """Of the tiles (br, bc), the one with the best geometric mean against the first peer over `wanted`; and all means."""
-    means = {}
-    for tile in tiles:
-        attn = package_of(tile)
-        timings = [time_cell(attn, cell, device=device, rounds=rounds) for cell in wanted]
-        first = next(iter(timings[0].peers))
-        means[tile] = geometric_mean(statistics.median(t.ratio(first)) for t in timings)
-        step(note=f"Br={tile[0]} Bc={tile[1]}: {means[tile]:.2f}")
-    return max(means, key=lambda tile: means[tile]), means

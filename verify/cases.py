@@ -98,11 +98,10 @@ class Case:
                 k[i, :, n:] = np.nan
                 v[i, :, n:] = np.nan
             lengths = torch.tensor(self.key_lengths, dtype=torch.int64, device=device)
-        q, k, v = (place(x, self.dtype, self.layout, device) for x in (self.q, k, v))
         return {
-            "q": q,
-            "k": k,
-            "v": v,
+            "q": place(self.q, self.dtype, self.layout, device),
+            "k": place(k, self.dtype, self.layout, device),
+            "v": place(v, self.dtype, self.layout, device),
             "causal": False if self.causal == "none" else self.causal,
             "scale": self.scale,
             "key_lengths": lengths,

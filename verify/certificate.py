@@ -51,6 +51,12 @@ class Distribution:
             np.clip(np.nan_to_num(place, neginf=0, posinf=last), 0, last).astype(np.int64), minlength=last + 1
         )
 
+    def merged(self, other: Distribution) -> Distribution:
+        """Both together."""
+        both = Distribution()
+        both.counts, both.largest = self.counts + other.counts, max(self.largest, other.largest)
+        return both
+
     @property
     def elements(self) -> int:
         return int(self.counts.sum())
@@ -256,7 +262,7 @@ def table(stated: dict[str, Any], title: str) -> Table:
             ):
                 cells.append(f"[{'red' if not value <= 1 else 'default'}]{value:.3f}[/]")
         for output in OUTPUTS:
-            normal = row["outputs"][output]["families"].get("normal")
+            normal = row["outputs"][output]["families"].get("gaussian")
             cells.append(f"{normal['error']:.1e} / {normal['plain_error']:.1e}" if normal else "-")
         made.add_row(*cells)
     return made
@@ -266,6 +272,7 @@ def _caption(stated: dict[str, Any]) -> str:
     machine = stated["machine"]
     chip = (machine.get("gpu") or machine["cpu"])["model"]
     return (
-        f"max err/bound per judge, below 1 is within the proven bound; {stated['cases']} cases, {stated['runs']} runs, "
-        f"seed {stated['seed']}, {stated['violations']} violations; {chip}, torch {machine['versions'].get('torch', '-')}"
+        f"max err/bound per judge, at most 1 is within the proven bound; {stated['cases']} cases, {stated['runs']} "
+        f"runs, seed {stated['seed']}, {stated['violations']} violations; {chip}, "
+        f"torch {machine['versions'].get('torch', '-')}"
     )

@@ -7,7 +7,7 @@ TILEPROOF_CPU_ISA, which the binding reads at every call), the compiled architec
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -138,7 +138,7 @@ class Cuda:
         return machine.describe("cuda")
 
 
-DEVICES = {"cpu": Cpu, "cuda": Cuda}
+DEVICES: dict[str, Callable[[], Device]] = {"cpu": Cpu, "cuda": Cuda}
 
 
 def device(name: str) -> Device:
@@ -148,8 +148,7 @@ def device(name: str) -> Device:
     """
     if name not in DEVICES:
         raise RequestError(f"--device {name}: unknown", f"known: {', '.join(DEVICES)}")
-    made: Device = DEVICES[name]()
-    return made
+    return DEVICES[name]()
 
 
 def dtypes_of(plan: dict[str, Any], device_name: str) -> list[str]:

@@ -325,6 +325,6 @@ def _largest(got: Array, want: Array, where: Any) -> float:
 def _broken(got: Array, classes: special.Classes, output: str, head: tuple[int, int]) -> list[str]:
     bad = np.argwhere(special.mismatch(got, classes))
     return [
-        f"{output}{[*head, *map(int, at)]}: got {got[tuple(at)]!r}, must be {special.CLASS_NAMES[classes[tuple(at)]]}"
+        f"{output}{[*head, *map(int, at)]}: got {float(got[tuple(at)])!r}, must be {special.CLASS_NAMES[classes[tuple(at)]]}"
         for at in bad[:3]
     ]

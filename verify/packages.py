@@ -10,6 +10,7 @@ the digest of the package's content, so an edited template or planner never meet
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import json
 import os
@@ -105,3 +106,8 @@ def write_json(path: Path, value: Any) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(json.dumps(value, indent=1, sort_keys=False) + "\n")
     beside.replace(path)
+
+
+def part(attn: ModuleType, name: str) -> Any:
+    """A module of an imported package, such as its `toolchain`."""
+    return importlib.import_module(f"{attn.__name__}.{name}")

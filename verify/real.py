@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+from rich.table import Table
 
 from codegen.errors import RequestError
 from verify import judge
@@ -236,6 +237,34 @@ def run(
         verdicts += judge.hear(case, [(path, layer.o, layer.lse)], device=device.name)
         step(note=f"layer {number}")
     return Report(path, lengths, verdicts, Embeddings(ours, eager, truth), len(seen))
+
+
+def tables(figures: dict[str, Any]) -> list[Table]:
+    """The report as people read it: one row per layer, then the embeddings."""
+    path = figures["path"]
+    layers = Table(
+        title=f"MiniLM, {figures['sentences']} sentences, {min(figures['tokens'])} to {max(figures['tokens'])} tokens, "
+        f"{path['isa']}/{path['dtype']}, {figures['calls_of_the_op']} calls of the op",
+        title_justify="left",
+    )
+    names = [f"{output}/{judge}" for output in ("o", "lse") for judge in ("spec", "float64", "mpmath")]
+    for name in ("layer", *names, "O error: ours", "eager"):
+        layers.add_column(name, justify="right")
+    for row in figures["layers"]:
+        ratios = [row["max_ratio"].get(name) for name in names]
+        layers.add_row(
+            str(row["layer"]),
+            *("-" if r is None else f"{r:.3f}" for r in ratios),
+            f"{row['worst_error']['o']:.1e}",
+            f"{row['eager_worst_error']['o']:.1e}",
+        )
+    layers.caption = "max err/bound per output and judge: at most 1 is within the proven bound"
+    layers.caption_justify = "left"
+    embeddings = Table(title="sentence embeddings, largest difference of a component", title_justify="left")
+    for name in figures["embeddings"]:
+        embeddings.add_column(name.replace("_", " "), justify="right")
+    embeddings.add_row(*(str(x) if isinstance(x, bool) else f"{x:.7g}" for x in figures["embeddings"].values()))
+    return [layers, embeddings]
 
 
 def as_case(layer: Layer, number: int, dtype: str, lengths: tuple[int, ...]) -> Case:

@@ -6,7 +6,9 @@ kernel's, with the constants of NumPy's float64 arithmetic: products summed in a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -31,9 +33,20 @@ def reference(head: Expected, *, scale: float, br: int, bc: int) -> Reference:
     return attention(head.q, head.k, head.v, scale=scale, visible=head.visible, br=br, bc=bc)
 
 
-def attention(q: Array, k: Array, v: Array, *, scale: float, visible: Mask, br: int, bc: int) -> Reference:
-    """As `reference`, for plain arrays of one head."""
-    watch = invariants.Checker(q, k, v, scale=scale, mask=visible)
-    o, lse = flash2.forward(q, k, v, br=br, bc=bc, scale=scale, mask=visible, on_tile=watch)
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    scale: float,
+    visible: Mask,
+    br: int,
+    bc: int,
+    forward: Callable[..., Any] = flash2.forward,
+) -> Reference:
+    """As `reference`, for plain arrays of one head. `forward` can be a broken algorithm, to see it found."""
+    watch = invariants.InvariantChecker(q, k, v, scale=scale, mask=visible)
+    o, lse = forward(q, k, v, br=br, bc=bc, scale=scale, mask=visible, on_tile=watch)
+    watch.finish(o, lse)
     room = bounds.forward(q, k, v, scale=scale, visible=visible, model=model(), bc=bc, failure=None)
     return Reference(o=np.asarray(o), lse=np.asarray(lse), o_err=room.o, lse_err=room.lse, rows=np.arange(len(q)))
