@@ -52,7 +52,7 @@ def check_package(folder: Path, problem: Problem | None = None) -> Report:
 
 
 def check(out: Path, problem: Problem | None = None, name: str | None = None) -> list[Report]:
-    """Check the package of `problem` under `out`, or every package there when it is None.
+    """Check under `out` the package called `name`, else that of `problem`, else every package there.
 
     Raises: CheckFailed when a difference is found, with each difference as a hint; also when there is
         nothing to check, because a check of nothing proves nothing.
@@ -60,8 +60,10 @@ def check(out: Path, problem: Problem | None = None, name: str | None = None) ->
     if out.is_dir() and emit.has_leftovers(out):
         with emit.locked(out):
             emit.restore(out)
-    if problem is not None:
-        folders = [out / (check_name(name) if name else package_name(problem))]
+    if name is not None:
+        folders = [out / check_name(name)]
+    elif problem is not None:
+        folders = [out / package_name(problem)]
     else:
         folders = sorted(p for p in out.iterdir() if _claims_to_be_ours(p)) if out.is_dir() else []
         if not folders:

@@ -148,7 +148,7 @@ def _refuse_contradictions(options: dict[str, Any]) -> None:
 def _check(options: dict[str, Any], out: Path) -> None:
     from .check import check
 
-    wanted = [key for key in ("sram", "d", "dv", "dtype", "arch", "br", "bc", "name") if options[key] is not None]
+    wanted = [key for key in ("sram", "d", "dv", "dtype", "arch", "br", "bc") if options[key] is not None]
     problem = request(options) if wanted or options["debug"] else None
     reports = check(out, problem, options["name"])
     if options["json_"]:

@@ -31,6 +31,12 @@ def test_a_fresh_package_passes_by_request_and_by_folder(out):
     assert [r.folder.name for r in check.check(out, PROBLEM)] == [NAME]
 
 
+def test_a_package_is_checked_by_its_name_alone(out):
+    assert [r.folder.name for r in check.check(out, name=NAME)] == [NAME]
+    with pytest.raises(CheckFailed, match="other: missing"):
+        check.check(out, name="other")
+
+
 def test_an_edited_file_is_named_with_its_line(out):
     path = out / NAME / "op.py"
     text = path.read_text().splitlines(keepends=True)
