@@ -108,6 +108,14 @@ __device__ __forceinline__ uint32_t cvt_rn_f16x2(float low, float high) {
 // The value of lane (lane ^ mask). All 32 lanes take part.
 __device__ __forceinline__ float shfl_xor(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 
+// The largest value over the warp. For a value that is equal in all lanes it is the identity that tells the compiler so:
+// the result lands in a uniform register, of which a warp needs one and not 32.  "redux.sync"
+__device__ __forceinline__ int redux_max_s32(int value) {
+  int largest;
+  asm volatile("redux.sync.max.s32 %0, %1, 0xffffffff;" : "=r"(largest) : "r"(value));
+  return largest;
+}
+
 // ---- Shared memory by ordinary accesses.  "ld.shared", "st.shared"
 
 __device__ __forceinline__ void st_shared_b32(uint32_t dst, uint32_t value) {
