@@ -44,27 +44,6 @@ class Sizes:
         return self.nk * (self.dk + self.dv)
 
 
-@dataclass(frozen=True)
-class Formula:
-    """The two counts as text in Nq, Nk, dk, dv, Tr, Tc and, where named, R, C, p: what plan.json keeps."""
-
-    reads: str
-    writes: str
-
-
-FORMULAS = {
-    "standard_forward": Formula("2*Nq*Nk + Nq*dk + Nk*(dk + dv)", "2*Nq*Nk + Nq*dv"),
-    "standard_backward": Formula("5*Nq*Nk + Nq*(dk + 2*dv) + Nk*(dk + dv)", "2*Nq*Nk + Nq*dk + Nk*(dk + dv)"),
-    "flash1_forward": Formula("Nk*(dk + dv) + Tc*Nq*(dk + dv + 2)", "(1 + Tc)*Nq*(dv + 2)"),
-    "flash1_backward": Formula("Nk*(dk + dv) + Tc*Nq*(2*dk + 2*dv + 2)", "(1 + Tc)*Nq*dk + 2*Nk*(dk + dv)"),
-    "block_sparse": Formula("Nk*(dk + dv) + R*(dk + dv + 2)", "Nq*(dv + 2) + R*(dv + 2)"),
-    "flash2_forward": Formula("Nq*dk + Tr*Nk*(dk + dv)", "Nq*(dv + 1)"),
-    "flash2_forward_masked": Formula("Nq*dk + C*(dk + dv)", "Nq*(dv + 1)"),
-    "flash2_backward": Formula("2*Nq*dv + Nk*(dk + dv) + Tc*Nq*(2*dk + dv + 2)", "(1 + Tc)*Nq*dk + Nq + Nk*(dk + dv)"),
-    "split": Formula("p*Nq*dk + Tr*Nk*(dk + dv) + p*Nq*(dv + 1)", "(p + 1)*Nq*(dv + 1)"),
-}
-
-
 def standard_forward(s: Sizes) -> Traffic:
     """Algorithm 0: S and P are each written once and read once."""
     return Traffic(2 * s.nq * s.nk + s.nq * s.dk + s.kv, 2 * s.nq * s.nk + s.nq * s.dv)
