@@ -13,12 +13,13 @@ from verify.oracle import balls, float64, multiprecision
 
 # tier, text, what replaces it. Each text occurs exactly once.
 MUTANTS = [
-    (float64, "((hi - top[:, None]) + scores.lo)", "(hi + scores.lo)"),  # no maximum is subtracted
-    (float64, "hi.max(axis=1, initial=-np.inf)", "scores.hi.max(axis=1, initial=-np.inf)"),  # mask after the maximum
+    (float64, "x = (hi - top[:, None]) + scores.lo", "x = hi + scores.lo"),  # no maximum is subtracted
+    (float64, "x = (x - rest[:, None]) * scale", "x = x * scale"),  # the maximum of the high parts alone
+    (float64, "x = (hi - top[:, None]) + scores.lo", "x = hi - top[:, None]"),  # the low parts are lost
+    (float64, "hi = np.where(visible, scores.hi, -np.inf)", "hi = scores.hi"),  # masked keys have weight
     (float64, "log_total = np.log(s.total)", "log_total = np.log2(s.total)"),
-    (float64, "m=top * scale", "m=top"),
+    (float64, "m=top * scale + rest * scale", "m=top + rest"),
     (float64, "chunk_lse = s.m + log_total", "chunk_lse = s.m - log_total"),
-    (float64, "((hi - top[:, None]) + scores.lo)", "(hi - top[:, None])"),  # the low part of the scores is lost
     (float64, "np.where(visible, scores.hi, -np.inf)", "np.where(visible, scores.hi, -1e4)"),
     (balls, "(q_exp + k_exp)", "-(q_exp + k_exp)"),
     (balls, "flint.arb(s - top) * unit", "flint.arb(s) * unit"),

@@ -48,11 +48,11 @@ def prefix(
     model = replace(
         model,
         out_format=None,
-        final_roundings=0,
+        final_roundings=1 if model.working == "float64" else 0,
         l_of_rounded_p=False,  # the trace has the l that makes the LSE
         lse_m_unit=model.lse_m_unit + model.unit,  # m is stored in the working format
         log_tiny=0.0,
-        log_error=0.0,
+        log_error=2.0**-50,
     )
     bound = forward(q, k, v, scale=scale, visible=visible, model=model, bc=bc, failure=None)
     low, high = np.full(len(q), -np.inf), np.full(len(q), -np.inf)
@@ -64,4 +64,6 @@ def prefix(
         slack = (errors.top_score_error + relative * (np.abs(s.m) + model.lag)) * INFLATE
         low[rows] = np.where(s.live, s.m - model.lag - slack, -np.inf)
         high[rows] = np.where(s.live, s.m + slack, -np.inf)
-    return PrefixBound(bound.o, bound.lse, low, high)
+    division = 2.0**-52 * np.abs(v).max(axis=0, initial=0.0, where=np.isfinite(v))
+    o = np.where(np.isfinite(high)[:, None], bound.o + division, 0.0)
+    return PrefixBound(o, bound.lse, low, high)

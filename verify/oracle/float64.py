@@ -5,8 +5,8 @@ e = 2**-53 in place of the kernel's units. Scores come exact or nearly so from `
 is subtracted before the first rounding. NumPy's exp is taken as within 4 ulp (its documented limit for the vector
 library; tests compare it with 50 digits).
 
-    h_k    = 4e |x_k| + scale (2 err_k + 2e |lo_k|) + 8e                     error of the log-weight x_k = s_k - m
-    o_err  = sum_k p_k expm1(h_k) (|v_k| + |O|) + (2N + 10) e sum_k p_k |v_k| + 4e |O| + N 2**-1074 (1 + max|v|)
+    h_k     = 5e |x_k| + scale (err_k + 2e (|lo_k| + max|lo|)) + 8e           error of the log-weight x_k = s_k - m
+    o_err   = sum_k p_k expm1(h_k) (|v_k| + |O|) + (2N + 10) e sum_k p_k |v_k| + 4e |O| + N 2**-1074 (1 + max|v|)
     lse_err = sum_k p_k expm1(h_k) + (N + 8) e + 4e (|m| + |ln L| + |LSE|)
 
 Not accurate enough to judge float64 kernels: there o_err is of the size of the kernel's own error.
@@ -33,7 +33,7 @@ class Softmax:
     gap: np.ndarray  # (R, Nk) m - s >= 0, in natural units
     log_error: np.ndarray  # (R, Nk) bound on the error of -gap
     magnitude: np.ndarray  # (R, Nk) scale * sum|q||k|
-    m: np.ndarray  # (R,) largest high part of a visible score, scaled; 0 for an empty row
+    m: np.ndarray  # (R,) largest visible scaled score, 0 for an empty row
     total: np.ndarray  # (R,) L = sum exp(s - m) >= 1, 1 for an empty row
     live: np.ndarray  # (R,) some key is visible
     visible: np.ndarray  # (R, Nk)
@@ -46,17 +46,22 @@ def softmax(q: np.ndarray, k: np.ndarray, scale: float, visible: np.ndarray) -> 
     hi = np.where(visible, scores.hi, -np.inf)
     top = np.where(live, hi.max(axis=1, initial=-np.inf), 0.0)
     with np.errstate(invalid="ignore"):
-        x = ((hi - top[:, None]) + scores.lo) * scale
+        x = (hi - top[:, None]) + scores.lo
+        # The largest high part need not belong to the largest score: what is left of the maximum goes too.
+        rest = np.where(live, x.max(axis=1, initial=-np.inf), 0.0)
+        x = (x - rest[:, None]) * scale
         w = np.exp(x)
     total = np.where(live, w.sum(axis=1), 1.0)
     x = np.where(visible, x, 0.0)
-    log_error = 4 * UNIT * np.abs(x) + scale * (2 * scores.err + 2 * UNIT * np.abs(scores.lo)) + 8 * UNIT
+    low = np.abs(scores.lo)
+    low = low + np.where(visible, low, 0.0).max(axis=1, initial=0.0, keepdims=True)
+    log_error = 5 * UNIT * np.abs(x) + scale * (scores.err + 2 * UNIT * low) + 8 * UNIT
     return Softmax(
         p=w / total[:, None],
-        gap=np.maximum(-x, 0.0),
+        gap=-x,
         log_error=np.where(visible, log_error, 0.0),
         magnitude=scores.magnitude * scale,
-        m=top * scale,
+        m=top * scale + rest * scale,
         total=total,
         live=live,
         visible=visible,
