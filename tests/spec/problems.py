@@ -82,7 +82,7 @@ def assert_within(got, want, bound, name: str) -> None:
 
 
 def assert_attention(out, problem: Problem, *, tiles: int | None = None) -> None:
-    """`out` against Algorithm 0: each is within `roundoff.forward` of the truth, so they differ by at most twice that."""
+    """`out` against Algorithm 0: both are within `roundoff.forward` of the truth, so within twice that of each other."""
     bound = roundoff.forward(problem.head, tiles or problem.tiles)
     want = standard.forward(*problem.inputs, **problem.options)
     assert_within(out.o, want.o, 2 * bound.o, "O")

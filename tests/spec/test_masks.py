@@ -138,7 +138,8 @@ def test_causal_tile_counts_have_closed_formulas(align):
 
 
 @pytest.mark.parametrize(
-    "n, br, bc, want", [(1000, 64, 192, (51, 35, 96)), (1000, 128, 64, (72, 56, 128)), (4096, 128, 192, (363, 320, 704))]
+    "n, br, bc, want",
+    [(1000, 64, 192, (51, 35, 96)), (1000, 128, 64, (72, 56, 128)), (4096, 128, 192, (363, 320, 704))],
 )
 def test_causal_tile_counts_at_known_sizes(n, br, bc, want):
     live, full = masks.causal_tiles(n, n, br, bc, BOTTOM_RIGHT)
@@ -146,7 +147,7 @@ def test_causal_tile_counts_at_known_sizes(n, br, bc, want):
 
 
 def test_sampling_corners_and_centre_is_not_a_classification():
-    """j = i - 8 with 16 x 16 tiles: live tiles exist whose corners and centre are all masked. So tiles are evaluated."""
+    """j = i - 8 with 16 x 16 tiles: 11 live tiles have all corners and the centre masked. So tiles are evaluated."""
     n, side = 97, 16
 
     class Line(masks.Mask):
