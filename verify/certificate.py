@@ -41,15 +41,15 @@ class Distribution:
         self.largest = 0.0
 
     def add(self, ratios: Array) -> None:
+        ratios = ratios.ravel()
         if not ratios.size:
             return
         self.largest = max(self.largest, float(ratios.max()))
         with np.errstate(divide="ignore"):
-            place = np.floor((np.log10(ratios) + self.DECADES) * self.PER_DECADE) + 1
+            place = np.ceil((np.log10(ratios) + self.DECADES) * self.PER_DECADE)
         last = len(self.counts) - 1
-        self.counts += np.bincount(
-            np.clip(np.nan_to_num(place, neginf=0, posinf=last), 0, last).astype(np.int64), minlength=last + 1
-        )
+        place = np.clip(np.nan_to_num(place, neginf=0, posinf=last), 0, last).astype(np.int64)
+        self.counts += np.bincount(place, minlength=last + 1)
 
     def merged(self, other: Distribution) -> Distribution:
         """Both together."""
@@ -70,7 +70,7 @@ class Distribution:
 
     def bars(self) -> list[int]:
         """Elements at or below each of BARS and above the one before; what is above the last is a violation."""
-        edges = [round((math.log10(x) + self.DECADES) * self.PER_DECADE) + 1 for x in BARS]
+        edges = [round((math.log10(x) + self.DECADES) * self.PER_DECADE) + 1 for x in BARS]  # bins up to x
         below = np.concatenate([[0], np.cumsum(self.counts)])
         total = [int(below[e]) for e in edges]
         return [total[0], *(b - a for a, b in pairwise(total))]

@@ -323,8 +323,8 @@ def _largest(got: Array, want: Array, where: Any) -> float:
 
 
 def _broken(got: Array, classes: special.Classes, output: str, head: tuple[int, int]) -> list[str]:
-    bad = np.argwhere(special.mismatch(got, classes))
-    return [
-        f"{output}{[*head, *map(int, at)]}: got {float(got[tuple(at)])!r}, must be {special.CLASS_NAMES[classes[tuple(at)]]}"
-        for at in bad[:3]
-    ]
+    found = []
+    for at in np.argwhere(special.mismatch(got, classes))[:3]:
+        value, wanted = float(got[tuple(at)]), special.CLASS_NAMES[classes[tuple(at)]]
+        found.append(f"{output}{[*head, *map(int, at)]}: got {value!r}, must be {wanted}")
+    return found

@@ -1,0 +1,100 @@
+"""Fuzzing passes what is right, finds what is broken within its budget, and draws the same examples for a seed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from codegen import package as rendered
+from verify import campaign, certify, devices, fuzz, mutants, strategies
+from verify.__main__ import main
+from verify.certificate import Record
+
+
+def test_the_reference_passes_over_every_mask():
+    outcome = fuzz.fuzz_spec(examples=60, seed=1)
+    assert outcome.failure is None and outcome.examples >= 60
+    assert 0 < outcome.float64_in_balls <= 1 and len(outcome.masks) >= 8
+
+
+@pytest.mark.parametrize("mutant", mutants.SPEC, ids=lambda m: m.name)
+def test_a_broken_reference_is_found(mutant):
+    hunt = mutants.hunt_spec(mutant, examples=campaign.WITHIN, seed=0)
+    assert hunt.found, f"{mutant.what}: not found in {hunt.examples} examples"
+
+
+@pytest.mark.parametrize("mutant", mutants.CPU, ids=lambda m: m.name)
+def test_each_mutant_changes_the_emitted_text(mutant):
+    files = rendered.render_package(mutants.host())
+    changed = mutant.apply(files)
+    assert {path for path in files if files[path] != changed[path]} > {"plan.json"}
+    assert rendered.content_digest(changed) == rendered.read_plan(changed["plan.json"])["digest"]
+
+
+def test_a_mutant_that_changes_nothing_is_an_error():
+    with pytest.raises(ValueError, match="is nowhere under"):
+        mutants.Mutant("nothing", "no change", "text that no kernel has", "").apply(
+            rendered.render_package(mutants.host())
+        )
+    with pytest.raises(ValueError, match="is nowhere in"):
+        mutants.reference(mutants.Mutant("nothing", "no change", "text that no reference has", ""))
+
+
+def test_a_broken_kernel_is_found():
+    mutant = next(m for m in mutants.CPU if m.name == "o_not_rescaled")
+    hunt = mutants.hunt_cpu(mutant, devices.Cpu(), examples=campaign.WITHIN, seed=0)
+    assert hunt.found and "err/bound" in (hunt.message or "")
+
+
+def test_a_package_is_fuzzed_on_every_path(small_package):
+    outcome = fuzz.fuzz_package(small_package, devices.Cpu(), examples=25, seed=1, most=80)
+    assert outcome.failure is None and outcome.examples >= 25
+    stated = outcome.describe()
+    assert {row["path"].split("/")[0] for row in stated["paths"]} >= {"baseline"}
+    assert all(0 < row["o"]["max"] <= 1 for row in stated["paths"])
+
+
+def test_the_same_seed_draws_the_same_examples():
+    def draw(seed):
+        seen = []
+        fuzz.search(seen.append, strategies.descriptions(), examples=20, seed=seed)
+        return seen
+
+    assert draw(3) == draw(3) and draw(3) != draw(4)
+
+
+def test_a_failure_is_shrunk_and_says_how_it_was_drawn(broken):
+    wrong = broken(output=lambda o: o * 1.001)
+    record = Record(0)
+
+    def check(description):
+        certify.hear_case(wrong, description.case(), devices.Cpu(), record, "again", spec=False)
+        if record.violations:
+            raise AssertionError(record.violations[-1])
+
+    drawn = strategies.descriptions(d=16, dv=16, br=32, bc=16, dtypes=("float32",))
+    _, first, message = fuzz.search(check, drawn, examples=50, seed=0)
+    assert first is not None and message is not None
+    assert "'nq': 1, 'nk': 1" in message and "err/bound" in message
+
+
+def test_the_set_of_packages_is_as_varied_as_promised():
+    found = fuzz.shapes(40, lambda s: campaign.legal(s, "cpu"), seed=0, dtypes=("float32", "bf16", "fp16", "float64"))
+    assert len(set(found)) == 40
+    assert sum(s.br != s.bc for s in found) >= 20 and any(s.br == s.bc for s in found)
+    assert {s.dtype for s in found} == {"float32", "bf16", "fp16", "float64"}
+    assert sum(s.d != s.dv for s in found) >= 8 and len({s.d for s in found}) >= 6
+
+
+def test_the_command_fuzzes_the_reference_and_reports_json():
+    done = CliRunner().invoke(main, ["fuzz", "--spec", "10", "--json"])
+    assert done.exit_code == 0, done.output
+    figures = json.loads(done.stdout)
+    assert figures["spec"]["examples"] >= 10 and figures["spec"]["failure"] is None and figures["machine"]["load"]
+
+
+def test_the_command_wants_something_to_fuzz():
+    done = CliRunner().invoke(main, ["fuzz"])
+    assert done.exit_code == 2 and "name a PACKAGE" in done.output
