@@ -150,3 +150,7 @@ def attention(problem, isa, dtype, q, k, v, *, scale=None, causal=False, key_len
     counter = ctypes.c_int64(0)
     assert kernel(problem, isa, dtype).run(ctypes.byref(a), None, ctypes.addressof(counter)) == 0
     return (out, lse, traced) if trace else (out, lse)
+
+
+def output(*command):
+    return subprocess.run([str(c) for c in command], capture_output=True, text=True, check=True).stdout
