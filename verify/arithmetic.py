@@ -60,6 +60,9 @@ class ArithmeticModel:
     exp2_error: float = 2.0**-22
     exp2_flush: float = 2.0**-126  # results below this may be 0
     lag_log2: float = 0.0  # the reference may trail the maximum by this much, base 2
+    most_weight: float = (
+        0.0  # or until the weights of a tile of bc keys sum to more than most_weight bc; 0: no such rule
+    )
     lag_per_row: bool = True  # a row moves its reference only when its own maximum asks for it
     rescales_exactly: bool = False  # alpha is a power of two
     # --- P and output
@@ -78,7 +81,12 @@ class ArithmeticModel:
     def __post_init__(self) -> None:
         if self.product not in PRODUCTS:
             raise ValueError(f"product {self.product!r} is not one of {PRODUCTS}")
-        if self.lag_log2 < 0 or self.block < 1 or self.l_lanes < 1 or not 0 < self.exp2_error < 0.5:
+        if (
+            min(self.lag_log2, self.most_weight) < 0
+            or self.block < 1
+            or self.l_lanes < 1
+            or not 0 < self.exp2_error < 0.5
+        ):
             raise ValueError(f"{self.name}: lag_log2, block, l_lanes or exp2_error out of range")
 
     @property
@@ -90,6 +98,13 @@ class ArithmeticModel:
     def lag(self) -> float:
         """How far the reference may trail the maximum, natural units."""
         return self.lag_log2 * math.log(2.0)
+
+    def at(self, bc: int) -> ArithmeticModel:
+        """The same with the lag that tiles of bc keys allow: one weight is at most the sum that moves the reference."""
+        if self.most_weight == 0.0:
+            return self
+        # The sum is a computed one: 2^0.01 covers its rounding.
+        return replace(self, lag_log2=math.log2(self.most_weight * bc) + 0.01, most_weight=0.0)
 
     @property
     def step_unit(self) -> float:
@@ -185,16 +200,17 @@ _VECTOR_64: dict[str, Any] = {
     "lse_m_unit": 2.0**-53,
     "log_error": 2.0**-51,
 }
-# AMX kernels (codegen/templates/cpu/forward_amx.h.j2): the reference is a whole number in base 2 that trails the
-# maximum by less than the lag of 8 plus 1, moved for 32 rows together; alpha is a power of two.
+# AMX kernels (codegen/templates/cpu/forward_amx.h.j2): the reference is a whole number in base 2. It is moved, for 32
+# rows together, when the weights of a tile sum to more than 4 bc; alpha is a power of two.
 _AMX: dict[str, Any] = {
     "product": "amx",
     "block": 32,
     "operation_tiny": 2.0**-126,
     "flushes_operands": True,
+    "l_restarts": True,
     "l_lanes": 2,
     "top_roundings": 1,
-    "lag_log2": 9.0,
+    "most_weight": 4.0,
     "lag_per_row": False,
     "rescales_exactly": True,
     "lse_shares_c": True,
@@ -274,8 +290,8 @@ def model(name: str, dtype: str, /, *, debug: bool = False, device: str | None =
         name: a row of MODELS; what `attn.path()` reports as "arithmetic".
         dtype: of the inputs; O has the same unless `debug`, where it stays in the working format.
         device: a calibration file `calibration/<name>.<device>.json` replaces constants, if there is one.
-        plan: the plan's figures. `lag` (base 2) and `exp_degree` change how weights round; one that is named like a
-            field of ArithmeticModel replaces it; the others do not round.
+        plan: the plan's figures. `exp_degree` decides the error of exp2; one that is named like a field of
+            ArithmeticModel replaces it; the others do not round.
     Raises:
         ValueError: unknown name, a dtype that the model does not take, an unknown constant in plan or calibration.
     """
@@ -289,9 +305,6 @@ def model(name: str, dtype: str, /, *, debug: bool = False, device: str | None =
     if set(values) - known:
         raise ValueError(f"{name}: no such constant: {', '.join(sorted(set(values) - known))}")
     values.update({key: value for key, value in plan.items() if key in known})
-    if "lag" in plan:
-        # Where m is a whole number it can be 1 below the maximum that set it.
-        values["lag_log2"] = float(plan["lag"]) + (1.0 if values.get("lse_shares_c") else 0.0)
     if "exp_degree" in plan:
         if plan["exp_degree"] not in EXP2_ERROR_OF_DEGREE:
             raise ValueError(f"{name}: no error is known for an exp2 polynomial of degree {plan['exp_degree']}")

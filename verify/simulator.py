@@ -85,11 +85,11 @@ class _Kernel:
                 continue
             s = self.dot(np.zeros((nq, seen.shape[1]), dtype=self.wide), q, k[tile], x.s_planes)
             s = np.where(seen, s, -np.inf)
-            m, base, alpha = self.reference(m, s.max(axis=1))
+            m, base, alpha = self.reference(m, s, bc)
             p = self.weights(s, base)
             p_operand = self.round_p(p)
             l_lanes = self.add_rows(l_lanes, p, alpha, x.l_restarts)
-            l_rounded = self.add_rows(l_rounded, p_operand.sum(axis=0), alpha, False)
+            l_rounded = self.add_rows(l_rounded, p_operand.sum(axis=0), alpha, x.l_restarts)
             o = self.add_values(o, p_operand, v[tile], alpha)
             if on_tile is not None:
                 natural = m * np.log(2.0) if x.lse_shares_c else m * self.scale
@@ -139,14 +139,18 @@ class _Kernel:
 
     # ---- softmax
 
-    def reference(self, m: np.ndarray, top: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def reference(self, m: np.ndarray, s: np.ndarray, bc: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(new m, m with 0 for -inf, alpha)."""
         x = self.model
+        top = s.max(axis=1)
         if x.lse_shares_c:
-            candidate = np.floor(self.fl(top * self.c))
-            raised = candidate > m + (x.lag_log2 - 1)
-            move = raised if x.lag_per_row else np.full_like(raised, raised.any())
-            new = np.where(move, np.maximum(m, candidate), m)
+            old = np.where(np.isneginf(m), 0.0, m)
+            with np.errstate(over="ignore"):
+                sums = np.exp2(s * self.c - old[:, None]).sum(axis=1)
+            if np.isneginf(m).any() or (sums > x.most_weight * bc).any():
+                new = np.maximum(m, np.floor(self.fl(top * self.c)))
+            else:
+                new = m
             base = np.where(np.isneginf(new), 0.0, new)
             return new, base, np.exp2(m - base)
         new = np.maximum(m, top)

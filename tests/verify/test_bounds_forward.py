@@ -242,6 +242,7 @@ def test_an_average_cannot_leave_the_range_of_v_so_the_bound_stays_near_it(name,
     [
         {"exp2_error": 1e-4},
         {"lag_log2": 12.0},
+        {"most_weight": 64.0},
         {"m_roundings": 30},
         {"gap_roundings": 400},
         {"scale_roundings": 400},

@@ -35,9 +35,9 @@ def test_p_has_the_format_that_the_path_gives_it():
 
 
 def test_plan_figures_that_round_are_used_and_the_others_are_passed_over():
-    m = model("amx_bf16", "bf16", br=128, bc=64, lag=8, exp_degree=6, memory={"Q": 1})
-    assert m.lag_log2 == 9.0 and m.exp2_error == arithmetic.EXP2_ERROR_OF_DEGREE[6]
-    assert model("mma_sm80", "bf16", lag=8).lag_log2 == 8.0
+    m = model("amx_bf16", "bf16", br=128, bc=64, exp_degree=6, memory={"Q": 1})
+    assert m.exp2_error == arithmetic.EXP2_ERROR_OF_DEGREE[6]
+    assert m == replace(model("amx_bf16", "bf16"), exp2_error=m.exp2_error)
     assert model("fma_f64", "float64", exp2_error=1e-15).exp2_error == 1e-15
     with pytest.raises(ValueError, match="degree 5"):
         model("amx_bf16", "bf16", exp_degree=5)
@@ -74,6 +74,13 @@ def test_checked_in_calibrations_name_constants_of_their_model():
         name, device = path.name.removesuffix(".json").split(".", 1)
         for dtype in MODELS[name][0]:
             model(name, dtype, device=device)
+
+
+def test_a_limit_on_the_sum_of_a_tile_is_a_limit_on_one_weight():
+    m = model("amx_bf16", "bf16")
+    assert m.at(64).lag_log2 == pytest.approx(8.01) and m.at(128).lag_log2 == pytest.approx(9.01)
+    assert m.at(64).at(128).lag_log2 == pytest.approx(8.01)
+    assert model("mma_sm80", "bf16").at(64).lag_log2 == 0.0
 
 
 def test_gamma_is_exact_for_small_and_large_counts():

@@ -16,8 +16,8 @@ def outside_domain(
     """Why no bound is claimed for these inputs, or None where the bound holds.
 
     The limits keep every intermediate of the kernel finite and every log-weight error below what exp2 can hold:
-    sum|q||k| < 2^100 (2^996 for float64), N 2^lag max|v| < 2^126 (2^1022), the rounding of m c below 8 in base 2
-    (so that no weight exceeds 2^(lag + 8)), and |O| representable in the output format.
+    sum|q||k| < 2^100 (2^996 for float64), N max|v| times the largest weight < 2^126 (2^1022), the rounding of m c below
+    8 in base 2 (a factor of 2^8 on every weight), |O| representable in the output format.
     """
     work = FORMATS[model.working]
     if not visible.any():
@@ -36,8 +36,9 @@ def outside_domain(
         sum_v = len(v) * float(np.abs(v).max(initial=0.0))
     if not dot < 2.0 ** (work.emax - 27):
         return f"sum|q||k| reaches 2^{log2(dot):.0f}, limit 2^{work.emax - 27}"
-    if not sum_v * 2.0**model.lag_log2 < 2.0 ** (work.emax - 1):
-        return f"N max|v| reaches 2^{log2(sum_v):.0f}, limit 2^{work.emax - 1 - model.lag_log2:g}"
+    headroom = log2(max(2.0**model.lag_log2, model.most_weight))  # of the sum of the weights over N
+    if not sum_v * 2.0**headroom < 2.0 ** (work.emax - 1):
+        return f"N max|v| reaches 2^{log2(sum_v):.0f}, limit 2^{work.emax - 1 - headroom:g}"
     if not dot * c * model.unit * model.top_roundings < 8.0:
         return f"logits reach 2^{log2(dot * c):.0f} in base 2: the rounding of m c exceeds a factor of 2^8"
     if model.out_format is not None:

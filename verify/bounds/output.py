@@ -59,6 +59,7 @@ def forward(
     Error: never below the true bound by more than float64 rounding, which INFLATE covers.
     """
     q, k, v, visible = checked_inputs(q, k, v, scale, visible)
+    model = model.at(bc)
     seen = np.asarray(visible.any(axis=0))
     # What no row sees may be poison; what some row sees is inside the domain.
     k, v = np.where(seen[:, None], k, 0.0), np.where(seen[:, None], v, 0.0)

@@ -43,6 +43,7 @@ def prefix(
 ) -> PrefixBound:
     """Bound of the state after key tile `tile`; arguments as in `forward`. O / l and m + ln l are taken in float64."""
     q, k, v, visible = checked_inputs(q, k, v, scale, visible)
+    model = model.at(bc)
     n = min((tile + 1) * bc, len(k))
     k, v, visible = k[:n], v[:n], visible[:, :n]
     model = replace(
