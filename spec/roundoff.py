@@ -118,6 +118,31 @@ def forward(head: Head, tiles: int) -> Output:
     return Output(o, lse)
 
 
+def merged(head: Head, tiles: int, parts: int) -> Output:
+    """The same for partial results over `parts` key sets, merged by their O and LSE.
+
+    A partial LSE is a float: it holds ln l only to within u |LSE|, so the weights of the parts are off by a factor
+    exp(2b), b the error of a partial LSE and of merging it. Hence the bound grows with the size of the scores, which
+    `forward` does not. O of a part may be as large as max |v|, whatever the whole is.
+    """
+    f = _Dense.of(head)
+    theta = compound(head.nk, tiles, f.u)
+    largest = np.abs(np.where(f.P > 0, f.S, 0.0)).max(axis=1, initial=0.0) + math.log(max(head.nk, 1))
+    H = f.H.max(axis=1, initial=0.0)
+    b = H + theta / (1.0 - theta) + 2 * ULPS * f.u * math.log(max(head.nk, 2))
+    b = b + (parts + 1) * f.u * largest + parts * (4 * ULPS + 2) * f.u  # per merge: two exp, one log, sums
+    vmax = np.abs(head.v).max(axis=0, initial=0.0) * (1.0 if f.Z is None else f.Z.max(initial=0.0))
+    tiny = underflow(keys=head.nk, tiles=tiles + parts, dtype=head.dtype)
+    relative = 2.0 * (np.expm1(H) + theta * np.exp(H)) / (1.0 - theta) + 2.0 * np.expm1(2.0 * b) + parts * 8 * f.u
+    second_order = np.exp(8.0 * (b + theta))
+    o = (second_order * relative)[:, None] * vmax + tiny * (1.0 + vmax)
+    lse = second_order * b + tiny
+    empty, unknown = np.isneginf(f.L), ~(b + theta < DOMAIN)
+    o[empty], lse[empty] = 0.0, 0.0
+    o[unknown], lse[unknown] = np.nan, np.nan
+    return Output(o, lse)
+
+
 def backward(head: Head, do: npt.ArrayLike, tiles: int, dlse: npt.ArrayLike | None = None) -> Gradients:
     """Bounds on the error of each gradient of any backward algorithm here, forward pass included.
 

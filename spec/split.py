@@ -2,6 +2,9 @@
 
 Source: Dao, Haziza, Massa, Sizov, "Flash-Decoding for long-context inference" (2023). Masks, bias and dropout see the
 absolute key position, so the result does not depend on the split in exact arithmetic.
+
+An LSE is a float and holds ln l only to within u |LSE|: at scores of size X the merge weighs the parts with a relative
+error of about u X, where one pass has none. `merge.merge_states` merges (m, l, U) and does not have it.
 """
 
 from __future__ import annotations

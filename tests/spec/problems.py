@@ -81,9 +81,10 @@ def assert_within(got, want, bound, name: str) -> None:
         raise AssertionError(f"{name}{list(map(int, index))} = {got[index]}, want {want[index]}, bound {bound[index]}")
 
 
-def assert_attention(out, problem: Problem, *, tiles: int | None = None) -> None:
-    """`out` against Algorithm 0: both are within `roundoff.forward` of the truth, so within twice that of each other."""
-    bound = roundoff.forward(problem.head, tiles or problem.tiles)
+def assert_attention(out, problem: Problem, *, tiles: int | None = None, parts: int | None = None) -> None:
+    """`out` against Algorithm 0: each is within `roundoff.forward` of the truth, so they are within twice that."""
+    tiles = tiles or problem.tiles
+    bound = roundoff.forward(problem.head, tiles) if parts is None else roundoff.merged(problem.head, tiles, parts)
     want = standard.forward(*problem.inputs, **problem.options)
     assert_within(out.o, want.o, 2 * bound.o, "O")
     assert_within(out.lse, want.lse, 2 * bound.lse, "LSE")
