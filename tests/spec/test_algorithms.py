@@ -9,7 +9,7 @@ from spec import block_sparse, flash1, flash2, masks, roundoff, split, standard
 from spec.head import Head
 from tests.spec.problems import Problem, assert_attention, assert_gradients, assert_within, random_problem
 
-SEEDS = range(96)
+SEEDS = range(64)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -44,8 +44,8 @@ def test_the_lagged_maximum_changes_nothing_but_rounding(seed, lag):
     got = flash2.forward(*p.inputs, br=p.br, bc=p.bc, lag=lag, **p.options)
     scale = 1.0 if p.head.dropout is None else p.head.dropout.scale
     vmax = scale * np.abs(p.v).max(axis=0, initial=0.0)
-    extra = 2 * lag * u * (1 + 2.0**-20)  # relative to each weight; O moves by at most twice that times max |v|
-    assert_within(got.o, want.o, 2 * bound.o + 2 * extra * vmax, "O")
+    extra = np.expm1(2 * lag * u)  # relative, of each weight; O moves by at most extra (|v| + |O|) / (1 - extra)
+    assert_within(got.o, want.o, 2 * bound.o + 2 * extra / (1 - extra) * vmax, "O")
     # LSE = r + ln l with ln l up to lag + ln Nk: log is within 4 ulp of it
     assert_within(got.lse, want.lse, 2 * bound.lse + extra + 8 * u * (lag + np.log(max(len(p.k), 1))), "LSE")
 
@@ -218,4 +218,5 @@ def test_constant_v_and_zero_q():
     for i in range(20):
         mean, size = v[: i + 1].sum(axis=0) / (i + 1), np.abs(v[: i + 1]).sum(axis=0) / (i + 1)
         assert (np.abs(out.o[i] - mean) <= 2 * roundoff.gamma(2 * (i + 2), u) * size).all()
-    assert (np.abs(out.lse - np.log(count)) <= 16 * u * np.log(count)).all()
+    # l is a sum of ones, exact; both sides take a log within 4 ulp = 8u
+    assert (np.abs(out.lse - np.log(count)) <= 2 * 8 * u * np.log(count)).all()

@@ -84,9 +84,10 @@ def test_first_tiles_that_are_fully_masked(name):
     x = np.ones((n, d))
     o, lse = FORWARD[name](x, x, x, bias=bias)[:2]
     assert np.isfinite(o).all()
-    # equal weights: O = l / l up to 10 terms and, in FlashAttention-1, T = 80 normalisations: roundoff.compound
-    assert (np.abs(o - 1.0) <= 2 * roundoff.compound(10, -(-n // 8) + 3, 2.0**-53)).all()
-    assert (np.abs(lse - (2.0 + np.log(np.minimum(i[:, 0] + 1, 10)))) <= 16 * 2.0**-53 * 5).all()
+    bound = roundoff.merged(Head.of(x, x, x, bias=bias), -(-n // 8) + 3, 3)
+    assert (np.abs(o - 1.0) <= bound.o).all()
+    want = 2.0 + np.log(np.minimum(i[:, 0] + 1, 10))
+    assert (np.abs(lse - want) <= bound.lse + (8 + 1) * 2.0**-53 * want).all()  # `want` has a log and a sum of its own
 
 
 @pytest.mark.field("R004")
