@@ -41,7 +41,9 @@ TARGETS: dict[str, Target] = {
     "cpu": Target("codegen.plans.cpu", ("float32", "float64", "bf16", "fp16")),
     "sm80": _MMA_SYNC,
     "sm86": _MMA_SYNC,
+    "sm87": _MMA_SYNC,
     "sm89": _MMA_SYNC,
+    "sm90": _MMA_SYNC,
     "sm120": _MMA_SYNC,
 }
 
