@@ -30,7 +30,6 @@ class Limits:
     """What a CPU plan may count on. Bytes per thread."""
 
     fast_memory_bytes: int  # --sram: the share of L2
-    l1_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)

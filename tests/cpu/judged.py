@@ -17,7 +17,9 @@ def model(problem, isa, dtype):
     return arithmetic.model(name, dtype, debug=problem.debug)
 
 
-def assert_right(problem, isa, dtype, q, k, v, got, *, scale=None, causal=False, key_lengths=None, name="", model_=None):
+def assert_right(
+    problem, isa, dtype, q, k, v, got, *, scale=None, causal=False, key_lengths=None, name="", model_=None
+):
     """Fail unless got = (O, LSE) is right: within the bound where the exact result is a number, and of the class that
     the table of special values names elsewhere. Returns the largest error/bound."""
     scale = 1 / math.sqrt(problem.d) if scale is None else scale

@@ -59,10 +59,15 @@ def test_errors_are_within_the_derived_bound(isa, dtype, sizes):
     for number, shape in enumerate(SHAPES):
         causal = (False, "bottom_right", "top_left")[number % 3]
         rng = np.random.default_rng(number)
-        for mask, lengths in ((causal, None), (False if causal else "bottom_right", rng.integers(0, shape[4] + 1, shape[0]))):
+        for mask, lengths in (
+            (causal, None),
+            (False if causal else "bottom_right", rng.integers(0, shape[4] + 1, shape[0])),
+        ):
             q, k, v = draw(shape, *sizes[:2], dtype)
             got = units.attention(problem, isa, dtype, q, k, v, causal=mask, key_lengths=lengths)
-            judged.assert_right(problem, isa, dtype, q, k, v, got, causal=mask, key_lengths=lengths, name=f"{shape} {mask}")
+            judged.assert_right(
+                problem, isa, dtype, q, k, v, got, causal=mask, key_lengths=lengths, name=f"{shape} {mask}"
+            )
 
 
 @dtypes
@@ -79,7 +84,17 @@ def test_inputs_that_attack_the_algorithm_stay_within_the_bound(isa, dtype):
         lengths = None if x.length is None else [x.length]
         got = units.attention(problem, isa, dtype, q, k, v, scale=x.scale, causal=causal, key_lengths=lengths)
         judged.assert_right(
-            problem, isa, dtype, q, k, v, got, scale=x.scale, causal=causal, key_lengths=lengths, name=f"{name} {nq}x{nk}"
+            problem,
+            isa,
+            dtype,
+            q,
+            k,
+            v,
+            got,
+            scale=x.scale,
+            causal=causal,
+            key_lengths=lengths,
+            name=f"{name} {nq}x{nk}",
         )
 
 
@@ -105,7 +120,11 @@ def test_v3_and_v4_give_the_same_bits(dtype):
     if not units.machine_runs("v4"):
         pytest.skip("this machine does not have the instructions of v4")
     problem = package()
-    for shape, causal in (((1, 4, 2, 70, 200), False), ((2, 2, 1, 200, 130), "bottom_right"), ((1, 6, 1, 3, 99), "top_left")):
+    for shape, causal in (
+        ((1, 4, 2, 70, 200), False),
+        ((2, 2, 1, 200, 130), "bottom_right"),
+        ((1, 6, 1, 3, 99), "top_left"),
+    ):
         q, k, v = draw(shape, 64, 64, dtype)
         a, b = (units.attention(problem, isa, dtype, q, k, v, causal=causal) for isa in ("v3", "v4"))
         assert np.array_equal(a[0], b[0]) and np.array_equal(a[1], b[1])
@@ -155,7 +174,11 @@ def test_the_trace_of_the_debug_form_is_the_state_after_each_key_tile(isa, dtype
         o, lse, trace = units.attention(*args, k, v, causal=causal, key_lengths=lengths, trace=True)
         seen = np.minimum(
             lengths[0],
-            {False: np.full(rows, k.shape[2]), "top_left": np.arange(rows) + 1, "bottom_right": np.arange(rows) + 1 + k.shape[2] - rows}[causal],
+            {
+                False: np.full(rows, k.shape[2]),
+                "top_left": np.arange(rows) + 1,
+                "bottom_right": np.arange(rows) + 1 + k.shape[2] - rows,
+            }[causal],
         )
         for j in range(trace.shape[3]):
             m, total, weighted = trace[..., j, 0], trace[..., j, 1], trace[..., j, 2:]
@@ -163,7 +186,9 @@ def test_the_trace_of_the_debug_form_is_the_state_after_each_key_tile(isa, dtype
             assert np.isnan(trace[:, :, untouched, j]).all() and not np.isnan(trace[:, :, ~untouched, j]).any()
             prefix = units.attention(*args, k, v, causal=causal, key_lengths=[min(lengths[0], (j + 1) * bc)])
             with np.errstate(invalid="ignore"):
-                assert np.array_equal(prefix[0][:, :, ~untouched], (weighted * (1 / total)[..., None])[:, :, ~untouched])
+                assert np.array_equal(
+                    prefix[0][:, :, ~untouched], (weighted * (1 / total)[..., None])[:, :, ~untouched]
+                )
             unit = np.finfo(lse.dtype).eps
             known = m + np.log(total.astype(np.float64))
             assert (np.abs(known - prefix[1]) <= 2 * unit * (np.abs(m) + np.abs(prefix[1])))[:, :, ~untouched].all()

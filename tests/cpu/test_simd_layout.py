@@ -54,7 +54,10 @@ def test_expanded_heads_and_odd_strides_of_size_one_are_fine(isa, dtype):
     shared = [np.broadcast_to(x, (2, 4, 66, 64)) for x in (k, v)]  # stride 0 over the heads
     got = units.attention(problem, isa, dtype, q, *shared)
     assert np.array_equal(got[0], want[0]) and np.array_equal(got[1], want[1])
-    one = [np.lib.stride_tricks.as_strided(x[:1, :1, :1], (1, 1, 1, 64), (7 * x.itemsize,) * 3 + (x.itemsize,)) for x in (q, k, v)]
+    one = [
+        np.lib.stride_tricks.as_strided(x[:1, :1, :1], (1, 1, 1, 64), (7 * x.itemsize,) * 3 + (x.itemsize,))
+        for x in (q, k, v)
+    ]
     o, _ = units.attention(problem, isa, dtype, *one)
     assert np.array_equal(o[0, 0, 0], v[0, 0, 0])
 

@@ -53,7 +53,9 @@ def sources(problem):
     files = {"forward.h": render.render("package/csrc/forward.h.j2", {"problem": problem, "header": header})}
     for path, (template, context) in cpu.files(problem, decision).items():
         if "amx" not in path:
-            files[path.removeprefix("csrc/")] = render.render(template, {"problem": problem, "header": header, **context})
+            files[path.removeprefix("csrc/")] = render.render(
+                template, {"problem": problem, "header": header, **context}
+            )
     return files
 
 
