@@ -16,6 +16,7 @@ Source: Jinja 3 documentation, "Environment".
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -25,6 +26,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, meta
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 SUFFIX = ".j2"
+# A statement that names another template, in any of its marks.
+_REFERENCE = re.compile(r"%[-+]?\s*(?:include|import|extends|from)\b")
 # Emitted files whose comments start with `#`; all others are C, C++ or CUDA.
 HASH_COMMENTS = (".py", ".toml", ".md", ".txt", ".cfg", ".in", ".sh", ".json")
 
@@ -78,9 +81,10 @@ def sources(name: str, templates: Path = TEMPLATES) -> tuple[str, ...]:
         if one in found:
             continue
         found.add(one)
-        if one.endswith(SUFFIX):
+        text = (templates / one).read_text() if one.endswith(SUFFIX) else ""
+        if _REFERENCE.search(text):  # parsing is the slowest part of an emission
             env = _environment(templates, comment_of(one))
-            for child in meta.find_referenced_templates(env.parse((templates / one).read_text())):
+            for child in meta.find_referenced_templates(env.parse(text)):
                 if child is None:
                     raise ValueError(f"{one} includes a template by a computed name: its digest would not cover it")
                 waiting.append(child)
