@@ -37,7 +37,10 @@ def attention(problem, dtype, q, k, v, *, causal=False, key_lengths=None):
     (b, hq, nq, d), (_, hkv, nk, _) = q.shape, k.shape
     itemsize = np.dtype(kind).itemsize
     head = [units.CODE[dtype], b, hq, hkv, nq, nk, units.CAUSAL[causal], itemsize, itemsize, wide.itemsize, d]
-    sent = np.array([*head, problem.dv, key_lengths is not None], np.int64).tobytes() + np.float64(1 / math.sqrt(d)).tobytes()
+    sent = (
+        np.array([*head, problem.dv, key_lengths is not None], np.int64).tobytes()
+        + np.float64(1 / math.sqrt(d)).tobytes()
+    )
     sent += b"" if key_lengths is None else np.array(key_lengths, np.int64).tobytes()
     sent += b"".join(np.ascontiguousarray(x).tobytes() for x in (q, k, v))
     done = subprocess.run([EMULATOR, "-L", ROOT, str(program(problem))], input=sent, capture_output=True, check=True)
@@ -60,7 +63,9 @@ def test_aarch64_is_within_the_derived_bound(dtype, sizes):
     ):
         q, k, v = draw(shape, *sizes[:2], dtype)
         got = attention(problem, dtype, q, k, v, causal=causal, key_lengths=lengths)
-        judged.assert_right(problem, "baseline", dtype, q, k, v, got, causal=causal, key_lengths=lengths, name=str(shape))
+        judged.assert_right(
+            problem, "baseline", dtype, q, k, v, got, causal=causal, key_lengths=lengths, name=str(shape)
+        )
 
 
 @dtypes

@@ -19,7 +19,9 @@ def load_library(isa, source):
     files = {name: text for name, text in units.sources(package()).items() if name.endswith(".h")}
     flags = [f for f in units.ISAS[isa].flags if f != "-fvisibility=hidden"]
     lanes = units.ISAS[isa].vector_bytes // 4
-    return ctypes.CDLL(str(units.build({**files, source.name: source.read_bytes()}, source.name, [*flags, f"-DLANES={lanes}"])))
+    return ctypes.CDLL(
+        str(units.build({**files, source.name: source.read_bytes()}, source.name, [*flags, f"-DLANES={lanes}"]))
+    )
 
 
 class Found(ctypes.Structure):
