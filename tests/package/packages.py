@@ -99,8 +99,10 @@ def _own_planner() -> Iterator[None]:
 
 
 def imported(folder: Path, name: str | None = None) -> ModuleType:
-    """Import the package in `folder`, under another name if one is given."""
+    """Import the package in `folder` afresh, under another name if one is given."""
     name = name or folder.name
+    for old in [m for m in sys.modules if m == name or m.startswith(name + ".")]:
+        del sys.modules[old]
     spec = importlib.util.spec_from_file_location(
         name, folder / "__init__.py", submodule_search_locations=[str(folder)]
     )

@@ -1,0 +1,280 @@
+"""The build and its cache: one compile however many ask, nothing half-built, a key of content, clear errors."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+D = 16
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch) -> Path:
+    place = tmp_path / "own cache"  # with a space: paths are never split
+    monkeypatch.setenv("TILEPROOF_CACHE", str(place))
+    return place
+
+
+@pytest.fixture
+def compiles(tmp_path, monkeypatch):
+    """A stand-in for the compiler that writes empty files and a log; counts the calls that compile."""
+    log, script = tmp_path / "compiler.log", tmp_path / "stand-in g++"
+    script.write_text(
+        f"""#!/bin/sh
+case "$*" in *--version*) echo "stand-in 1.0"; exit;; esac
+echo "$*" >> "{log}"
+sleep ${{STAND_IN_SECONDS:-0}}
+while [ "$1" != -o ]; do shift; done
+: > "$2"
+"""
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", f"'{script}'")
+    return lambda: sum(" -c " in line for line in log.read_text().splitlines()) if log.exists() else 0
+
+
+def in_child(action, *args) -> int:
+    """Run `action` in a forked process; its exit code (negative: the signal that killed it)."""
+    process = multiprocessing.get_context("fork").Process(target=action, args=args)
+    process.start()
+    process.join(120)
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def finished(cache: Path) -> list[Path]:
+    return sorted(cache.glob("*/cpu-*/cpu.so"))
+
+
+def leftovers(cache: Path) -> list[Path]:
+    return [p for p in cache.glob("*/.*") if p.is_dir()]
+
+
+@pytest.mark.field("R091")
+def test_eight_processes_with_a_cold_cache_do_one_compile(packages, folder, own_cache, compiles, monkeypatch):
+    attn = packages.imported(folder, "attn_eight")
+    monkeypatch.setattr(attn.op._process, "libraries", {})
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=attn.build) for _ in range(8)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0] * 8
+    assert compiles() == 3  # two units and the binding
+    assert len(finished(own_cache)) == 1 and not leftovers(own_cache)
+
+
+KILL_POINTS = ["before compiling", "after one object", "before linking", "after linking", "before renaming", "after renaming"]
+
+
+@pytest.mark.parametrize("point", KILL_POINTS)
+def test_a_build_killed_at_any_step_never_blocks_the_next(packages, folder, own_cache, compiles, point):
+    attn = packages.imported(folder, "attn_killed")
+    import attn_killed.cache as cache
+    import attn_killed.recipe as recipe
+    import attn_killed.toolchain as toolchain
+
+    def die(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def killed():
+        run_all, rename = toolchain.run_all, Path.rename
+        rounds = []
+
+        def watched(commands, where):
+            rounds.append(commands)
+            if point == "before compiling" or (point == "before linking" and len(rounds) == 2):
+                die()
+            if point == "after one object":
+                run_all(commands[:1], where)
+                die()
+            run_all(commands, where)
+            if point == "after linking" and len(rounds) == 2:
+                die()
+
+        def watched_rename(self, to):
+            if point == "before renaming":
+                die()
+            rename(self, to)
+            die()
+
+        recipe.toolchain.run_all = watched
+        if "renaming" in point:
+            Path.rename = watched_rename
+        attn.build()
+
+    assert in_child(killed) == -signal.SIGKILL
+    assert len(finished(own_cache)) == (point == "after renaming")
+    start = time.monotonic()
+    assert in_child(attn.build) == 0
+    assert time.monotonic() - start < 60
+    assert len(finished(own_cache)) == 1 and not leftovers(own_cache)
+    assert cache.root() == own_cache
+
+
+def test_a_build_killed_while_its_compilers_run_on(packages, folder, own_cache, compiles, monkeypatch):
+    """The orphaned compiler of a killed build writes into a folder that nobody reads."""
+    attn = packages.imported(folder, "attn_orphans")
+    monkeypatch.setenv("STAND_IN_SECONDS", "0.5")
+    process = multiprocessing.get_context("fork").Process(target=attn.build)
+    process.start()
+    while not compiles():
+        time.sleep(0.02)
+    process.kill()
+    process.join()
+    assert in_child(attn.build) == 0
+    assert len(finished(own_cache)) == 1 and not leftovers(own_cache)
+
+
+def test_a_finished_library_needs_no_lock_and_no_compiler(packages, folder, own_cache, compiles, monkeypatch):
+    attn = packages.imported(folder, "attn_no_compiler")
+    library = attn.build()["cpu"]
+    assert not leftovers(own_cache)
+    with monkeypatch.context() as patch:
+        patch.setattr(attn.build.__globals__["cache"], "FileLock", None)
+        assert attn.build() == {"cpu": library}
+        patch.setenv("CXX", "no-such-compiler")
+        assert attn.build() == {"cpu": library}
+    assert compiles() == 3
+
+
+@pytest.mark.field("R090")
+def test_the_key_is_the_content_not_a_time_stamp(packages, folder, own_cache, compiles, tmp_path):
+    first = shutil.copytree(folder, tmp_path / "one" / folder.name)
+    attn = packages.imported(first, "attn_content_1")
+    attn.build()
+    assert compiles() == 3
+    for file in first.rglob("*"):
+        os.utime(file, (2**31 - 1, 2**31 - 1))
+    attn.build()
+    assert compiles() == 3
+    source = first / "csrc" / "forward_cpu_v3.cpp"
+    source.write_text(source.read_text().replace("l == 0 ? 0 :", "l == 0 ? 7 :"))
+    os.utime(source, (1, 1))
+    attn.build()
+    assert compiles() == 6 and len(finished(own_cache)) == 2
+
+
+@pytest.mark.field("R092", "R102")
+def test_everything_that_may_change_the_library_is_in_the_key(packages, folder, own_cache, compiles, monkeypatch):
+    attn = packages.imported(folder, "attn_key")
+    import attn_key.recipe as recipe
+
+    keys = {"as it is": recipe.cpu().key}
+
+    def changed(name, target, attribute, value):
+        with monkeypatch.context() as patch:
+            patch.setattr(target, attribute, value)
+            keys[name] = recipe.cpu().key
+
+    changed("torch version", torch, "__version__", "2.99.0")
+    changed("torch commit", torch.version, "git_version", "0" * 40)
+    changed("C++ ABI", torch, "compiled_with_cxx11_abi", lambda: False)
+    changed("flags", recipe, "KERNEL_FLAGS", ("-O2",))
+    changed("flags of one unit", recipe, "ISA_FLAGS", {**recipe.ISA_FLAGS, "v3": ("-mavx2",)})
+    changed("content", recipe.contents, "fingerprint", lambda: "another")
+    changed("machine", recipe.platform, "machine", lambda: "aarch64")
+    compiler = recipe.toolchain.cxx()
+    changed("compiler version", recipe.toolchain, "cxx", lambda: compiler._replace(version="g++ 99"))
+    changed("compiler path", recipe.toolchain, "cxx", lambda: compiler._replace(command=("/elsewhere/g++",)))
+    assert len(set(keys.values())) == len(keys)
+    assert attn.build()["cpu"].parent.name == f"cpu-{keys['as it is']}"
+
+
+@pytest.mark.field("R102")
+def test_another_torch_builds_again(packages, folder, own_cache, compiles, monkeypatch):
+    attn = packages.imported(folder, "attn_torch")
+    old = attn.build()
+    monkeypatch.setattr(torch.version, "git_version", "0" * 40)
+    assert attn.build() != old and compiles() == 6
+
+
+@pytest.mark.parametrize("variable, inside", [("TORCH_EXTENSIONS_DIR", ""), ("XDG_CACHE_HOME", "tileproof")])
+def test_where_the_cache_is(packages, folder, tmp_path, monkeypatch, variable, inside):
+    packages.imported(folder, "attn_where")
+    import attn_where.cache as cache
+
+    for name in ("TILEPROOF_CACHE", "TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache.root() == tmp_path / ".cache" / "tileproof"
+    monkeypatch.setenv(variable, str(tmp_path / "place"))
+    assert cache.root() == tmp_path / "place" / inside
+    monkeypatch.setenv("TILEPROOF_CACHE", "~/mine")
+    assert cache.root() == tmp_path / "mine"
+    monkeypatch.setenv("TILEPROOF_CACHE", " ")
+    assert cache.root() == tmp_path / "place" / inside
+
+
+def test_a_cache_that_cannot_be_written_says_so(packages, folder, tmp_path, monkeypatch):
+    attn = packages.imported(folder, "attn_unwritable")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TILEPROOF_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(attn.BuildError, match="cannot write to the cache .*; set TILEPROOF_CACHE to a folder that can"):
+        attn.build()
+
+
+@pytest.mark.field("R101")
+@pytest.mark.parametrize("value, sentence", [
+    ("no-such-compiler -m64", "CXX='no-such-compiler -m64' is not a command; the kernels need a C++17 compiler"),
+    (None, "no C++ compiler: neither g++ nor c++ is on PATH; install g++"),
+])  # fmt: skip
+def test_without_a_compiler(packages, folder, own_cache, tmp_path, monkeypatch, value, sentence):
+    attn = packages.imported(folder, "attn_no_cxx")
+    if value is None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    else:
+        monkeypatch.setenv("CXX", value)
+    with pytest.raises(attn.BuildError) as caught:
+        attn.build()
+    assert str(caught.value).startswith(sentence)
+    assert not finished(own_cache) and not leftovers(own_cache)
+
+
+def test_a_compiler_that_fails_shows_its_command_and_output(packages, own_cache, tmp_path):
+    broken = packages.emitted(tmp_path, "attn_broken")
+    source = broken / "csrc" / "forward_cpu_v3.cpp"
+    source.write_text(source.read_text() + "#error out of tea\n")
+    attn = packages.imported(broken)
+    with pytest.raises(attn.BuildError) as caught:
+        attn.build()
+    assert "forward_cpu_v3.cpp" in str(caught.value) and "out of tea" in str(caught.value)
+    assert not finished(own_cache) and not leftovers(own_cache)
+
+
+@pytest.mark.parametrize("system, machine", [("darwin", "arm64"), ("linux", "riscv64"), ("win32", "AMD64")])
+def test_other_platforms_get_one_sentence(packages, folder, monkeypatch, system, machine):
+    attn = packages.imported(folder, "attn_elsewhere")
+    module = attn.build.__globals__
+    monkeypatch.setattr(module["sys"], "platform", system)
+    monkeypatch.setattr(module["platform"], "machine", lambda: machine)
+    with pytest.raises(attn.BuildError, match=f"^the kernels are for Linux on x86-64 and aarch64; this is .* on {machine}$"):
+        attn.build()
+
+
+def test_an_old_torch_gets_one_sentence(packages, folder, monkeypatch):
+    attn = packages.imported(folder, "attn_old_torch")
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
+    with pytest.raises(attn.BuildError, match=r"^the kernels need torch 2\.10 or later; this is 2\.9\.1\+cpu$"):
+        attn.build()
+
+
+def test_what_was_built_is_on_record(packages, folder, own_cache, compiles, capfd):
+    attn = packages.imported(folder, "attn_record")
+    library = attn.build()["cpu"]
+    assert capfd.readouterr().err.splitlines() == [
+        f"attn_test: building for cpu (v3, baseline) with {attn.build.__globals__['recipe'].toolchain.cxx().version} "
+        f"(once, into {own_cache})"
+    ]
+    assert sorted(p.name for p in library.parent.iterdir()) == ["build.json", "cpu.so"]
+    record = json.loads((library.parent / "build.json").read_text())
+    assert record["torch"][0] == str(torch.__version__) and record["content"] == attn.op.contents.fingerprint()
