@@ -23,6 +23,7 @@ from .problem import ITEMSIZE, Problem
 from .sizes import format_bytes
 
 WIDTH = 100
+UNCHANGED = "the paper's tile: all that this kernel keeps in fast memory fits"
 
 
 def explanation(plans: Plans, at_n: int) -> dict[str, Any]:
@@ -116,7 +117,7 @@ def show_summary(plans: Plans, folder: Path, files: Mapping[str, bytes]) -> None
         plans_and_reasons = []
         for v in decision.variants:
             steps = decision.changes.get(_key(v.isa, v.dtype), ())
-            why = steps[-1].why if steps else "the paper's tile, legal as it is"
+            why = steps[-1].why if steps else UNCHANGED
             plans_and_reasons.append(((v.plan.br, v.plan.bc, why), _key(v.isa, v.dtype)))
         for (br, bc, why), keys in _grouped(plans_and_reasons):
             click.echo(_wrapped(f"{br} x {bc} [{_kernels(keys, every)}]: {why}", "    "))
@@ -143,6 +144,9 @@ def _show_target(target: Mapping[str, Any], at_n: int) -> None:
     click.echo(f"\n{target['arch']}{cards}: at most {target['limit_bytes']:,} bytes, {target['limit_reason']}")
     every = [_key(v["isa"], v["dtype"]) for v in target["variants"]]
     _show_variants(target["variants"], every)
+    unchanged = [key for key in every if not target["changes"].get(key)]
+    if unchanged:
+        click.echo(_wrapped(f"{UNCHANGED} [{_kernels(unchanged, every)}]", "  "))
     for title, story in (("Changes", target["changes"]), ("Turned down", target["rejected"])):
         lines = [
             ((step.get("what") or f"{step['br']} x {step['bc']}", step["why"]), key)

@@ -42,6 +42,8 @@ def test_every_target_says_what_was_made_of_it_and_why(told, printed):
             key = f"{v['isa']}/{v['dtype']}"
             if (v["plan"]["br"], v["plan"]["bc"]) != (paper["br"], paper["bc"]):
                 assert target["changes"][key], f"{key} differs from the paper's tile without a reason"
+            else:
+                assert explain.UNCHANGED in printed
             for step in target["changes"].get(key, []):
                 assert step["what"] in printed and " ".join(step["why"].split()) in printed
             assert v["fast_memory_bytes"] <= target["limit_bytes"] <= 196608
