@@ -6,8 +6,8 @@ from L2 for all panels but the first; `CpuAmxPlan.memory` names them and all els
 
 From the paper's tile to a legal one:
   1. Br to a multiple of 32, down if it can: whole panels.
-  2. Bc to a multiple of 32, and to at most MOST_KEYS: the exponentials of one panel and tile take about 10 cycles per 16
-     scores, and a matrix unit that was idle for 2500 cycles needs 1300 more to wake up (measured on Sapphire Rapids).
+  2. Bc to a multiple of 32, and to at most MOST_KEYS: the exponentials of one panel and tile take about 10 cycles per
+     16 scores, and a matrix unit that was idle for 2500 cycles needs 1300 more to wake up (measured).
   3. Into the budget: fewer keys, but not below 64; then fewer rows; then 32 keys.
   4. l2_keys: as many whole tiles of keys as the rest of the budget holds, up to 512 KiB; more gained nothing.
 """
@@ -102,7 +102,7 @@ class CpuAmxPlan:
 
     @property
     def memory(self) -> tuple[MemoryPart, ...]:
-        sums = 3 if self.planes == 1 else 2  # m, l and, of rounded weights, l_rounded
+        sums = 4 if self.planes == 1 else 3  # m in two parts, l and, of rounded weights, l_rounded
         parts = {
             "Q panels": self.br * 32 * self.d_tiles * self.planes * ITEMSIZE,
             "O panels": self.br * 16 * self.v_tiles * 4,
