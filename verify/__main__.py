@@ -36,6 +36,11 @@ class Commands(click.Group):
         except TileproofError as error:
             click.echo(f"verify: error: {error}", err=True)
             ctx.exit(error.exit_code)
+        except RuntimeError as error:
+            if type(error).__name__ != "BuildError":  # each package has a BuildError of its own
+                raise
+            click.echo(f"verify: error: {error}", err=True)
+            ctx.exit(1)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

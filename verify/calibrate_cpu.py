@@ -48,7 +48,7 @@ def measure(stride: int, step: Step) -> list[Probe]:
                 name, isa.name, f"exp2: largest relative error, at {worst.worst_at:.9g}", worst.worst,
                 assumed.exp2_error, {"exp2_error": worst.worst},
             ),
-            Probe(name, isa.name, "exp2: largest result that is flushed to 0", worst.flushed_from, 2.0**-125),
+            Probe(name, isa.name, "exp2: largest result that is flushed to 0", worst.flushed_from, assumed.exp2_flush),
             Probe(name, isa.name, "exp2(0)", worst.at_zero, 1.0, exact=True),
             Probe(name, isa.name, "exp2(-inf)", worst.at_minus_infinity, 0.0, exact=True),
             Probe(name, isa.name, "exp2 keeps a NaN", worst.nan_stays, 1.0, exact=True),

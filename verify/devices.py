@@ -28,6 +28,7 @@ class Path:
 
     device: str
     isa: str
+    unit: str  # what calibration files call it: the instruction set, or the compute capability of a GPU
     dtype: str
     arithmetic: str
     br: int
@@ -56,10 +57,11 @@ class Device(Protocol):
         ...
 
 
-def _path(device: str, answer: dict[str, Any], dtype: str) -> Path:
+def _path(device: str, answer: dict[str, Any], dtype: str, unit: str) -> Path:
     return Path(
         device=device,
         isa=str(answer["isa"]),
+        unit=unit,
         dtype=dtype,
         arithmetic=str(answer["arithmetic"]),
         br=int(answer["br"]),
@@ -106,7 +108,7 @@ class Cpu:
         found = []
         for isa in attn.isas(dtype):
             with forced_isa(isa):
-                found.append(_path("cpu", _ask(attn, case, "cpu"), dtype))
+                found.append(_path("cpu", _ask(attn, case, "cpu"), dtype, isa))
         return found
 
     def run(self, attn: ModuleType, case: Case, path: Path) -> tuple[Array, Array]:
@@ -127,9 +129,10 @@ class Cuda:
 
         if not torch.cuda.is_available():
             raise RequestError("--device cuda: torch sees no CUDA device here", "try --device cpu")
+        self.unit = "sm_{}{}".format(*torch.cuda.get_device_capability())
 
     def paths(self, attn: ModuleType, dtype: str, case: Case) -> list[Path]:
-        return [_path("cuda", _ask(attn, case, "cuda"), dtype)]
+        return [_path("cuda", _ask(attn, case, "cuda"), dtype, self.unit)]
 
     def run(self, attn: ModuleType, case: Case, path: Path) -> tuple[Array, Array]:
         return _call(attn, case, "cuda")

@@ -183,14 +183,9 @@ def hear(
     return [_verdict(known, run, exact, beside, spec) for run in heard]
 
 
-# Facts of a plan that its arithmetic model takes.
-MODEL_FACTS = ("lag_log2", "lag_per_row", "ascending")
-
-
 def model_of(path: Path) -> arithmetic.ArithmeticModel:
-    """The rounding constants of the kernel on `path`."""
-    facts = {name: path.plan[name] for name in MODEL_FACTS if name in path.plan}
-    return arithmetic.model(path.arithmetic, path.dtype, **facts)
+    """The rounding constants of the kernel on `path`: its model, what was calibrated, and its plan's figures."""
+    return arithmetic.model(path.arithmetic, path.dtype, device=path.unit, **path.plan)
 
 
 def check(attn: ModuleType, case: Case, *, on: Device | None = None, spec: bool = False) -> list[Verdict]:

@@ -234,7 +234,9 @@ def run(
     for number, layer in enumerate(seen):
         case = as_case(layer, number, dtype, lengths)
         path = next(p for p in device.paths(attn, dtype, case))
-        verdicts += judge.hear(case, [(path, layer.o, layer.lse)], device=device.name)
+        # float64 with its own bound hears every element of the 192 heads, mpmath a few rows; balls would take minutes.
+        known = judge.Truth(case, with_balls=False)
+        verdicts += judge.hear(case, [(path, layer.o, layer.lse)], truth=known, spec=False, device=device.name)
         step(note=f"layer {number}")
     return Report(path, lengths, verdicts, Embeddings(ours, eager, truth), len(seen))
 
@@ -247,7 +249,7 @@ def tables(figures: dict[str, Any]) -> list[Table]:
         f"{path['isa']}/{path['dtype']}, {figures['calls_of_the_op']} calls of the op",
         title_justify="left",
     )
-    names = [f"{output}/{judge}" for output in ("o", "lse") for judge in ("spec", "float64", "mpmath")]
+    names = [f"{output}/{judge}" for output in ("o", "lse") for judge in ("float64", "mpmath")]
     for name in ("layer", *names, "O error: ours", "eager"):
         layers.add_column(name, justify="right")
     for row in figures["layers"]:

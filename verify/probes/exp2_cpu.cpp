@@ -16,7 +16,7 @@ struct Found {
   double nan_stays;    // 1 or 0
 };
 
-extern "C" void probe(uint32_t begin, uint32_t end, uint32_t stride, Found* found) {
+extern "C" __attribute__((visibility("default"))) void probe(uint32_t begin, uint32_t end, uint32_t stride, Found* found) {
   using Vector = Simd<float, LANES>::Vector;
   *found = {};
   for (uint64_t at = begin; at < end; at += uint64_t(stride) * LANES) {
