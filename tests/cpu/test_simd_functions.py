@@ -1,6 +1,7 @@
 """The functions under the vector kernels, argument by argument: 2^x, and the conversions of 16-bit elements."""
 
 import ctypes
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -10,18 +11,30 @@ from tests.cpu import judged, units
 from tests.cpu.test_simd import _machine as _machine  # skips what this machine cannot run
 from tests.cpu.test_simd import isas, package
 
-STRIDE = 251  # prime: 4.5 million of the 1.1 billion arguments; the README states what all of them give
+STRIDE = (
+    251  # prime: 4.5 million of the 1.1 billion arguments; the README of the templates states what all of them give
+)
 EXP2_PROBE = Path(__file__).parents[2] / "verify" / "probes" / "exp2_cpu.cpp"
-HALF = [pytest.param("bf16", id="bf16"), pytest.param("fp16", id="fp16")]
+CALLS = Path(__file__).with_name("function_calls.cpp")
 
 
+@functools.cache
 def load_library(isa, source):
     files = {name: text for name, text in units.sources(package()).items() if name.endswith(".h")}
     flags = [f for f in units.ISAS[isa].flags if f != "-fvisibility=hidden"]
-    lanes = units.ISAS[isa].vector_bytes // 4
-    return ctypes.CDLL(
-        str(units.build({**files, source.name: source.read_bytes()}, source.name, [*flags, f"-DLANES={lanes}"]))
-    )
+    vector = units.ISAS[isa].vector_bytes
+    more = [f"-DVECTOR_BYTES={vector}", f"-DLANES={vector // 4}"]
+    return ctypes.CDLL(str(units.build({**files, source.name: source.read_bytes()}, source.name, [*flags, *more])))
+
+
+def call(isa, function, x, kind, *more):
+    """`function` of tests/cpu/function_calls.cpp over an array; the result has dtype `kind`."""
+    size = x.size
+    x = np.resize(x, -(-size // 16) * 16)
+    got = np.empty(x.size, kind)
+    address = (ctypes.c_void_p(a.ctypes.data) for a in (x, got))
+    getattr(load_library(isa, CALLS), function)(*address, ctypes.c_int64(x.size), *more)
+    return got[:size]
 
 
 class Found(ctypes.Structure):
@@ -43,26 +56,57 @@ def test_exp2_keeps_the_limits_of_the_model(isa):
     assert (found.at_zero, found.at_minus_infinity, found.nan_stays) == (1.0, 0.0, 1.0)
 
 
-@pytest.mark.parametrize("dtype", HALF)
+@isas
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("scale", [1.0, 0.18, 1.4426950408889634, 3.7e5])
+def test_exp2_of_a_scaled_argument_keeps_the_limits(isa, dtype, scale):
+    """Against extended precision. Without FMA the rounding of x c belongs to the exponent, not to exp2."""
+    model = judged.model(package(), isa, dtype)
+    kind = units.DTYPE[dtype]
+    scale = float(kind(scale))
+    rng = np.random.default_rng(1)
+    t = np.concatenate([-rng.random(200_000), -40 * rng.random(200_000), -(2.0 ** rng.uniform(-60, 0, 100_000))])
+    x = (t / scale).astype(kind)
+    got = call(isa, f"exp2_{dtype}", x, kind, ctypes.c_double(scale))
+    product = x.astype(np.longdouble) * np.longdouble(scale)
+    if model.product == "muladd":
+        product = (x * kind(scale)).astype(np.longdouble)
+    want = np.exp2(product)
+    error = np.abs(got.astype(np.longdouble) / want - 1)
+    assert float(error.max()) < model.exp2_error
+
+
+@isas
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_exp2_has_exact_ends(isa, dtype):
+    kind = units.DTYPE[dtype]
+    tiny = {"float32": 125.5, "float64": 1021.5}[dtype]
+    x = np.array([0.0, -0.0, -np.inf, np.nan, -1.0, -2.0, -(tiny - 0.5), -tiny - 0.01, -1e30], kind)
+    got = call(isa, f"exp2_{dtype}", x, kind, ctypes.c_double(1.0))
+    want = [1.0, 1.0, 0.0, np.nan, 0.5, 0.25, 2.0 ** -(tiny - 0.5), 0.0, 0.0]
+    assert np.array_equal(got, np.array(want, kind), equal_nan=True)
+
+
+HALF = pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+
+
+@HALF
 @isas
 def test_every_16_bit_pattern_is_loaded_exactly(isa, dtype):
     bits = np.arange(1 << 16, dtype=np.uint16)
-    got = np.empty(bits.size, np.float32)
-    getattr(load_library(isa, Path(__file__).with_name("storage_calls.cpp")), f"load_{dtype}")(
-        ctypes.c_void_p(bits.ctypes.data), ctypes.c_void_p(got.ctypes.data), ctypes.c_int64(bits.size)
-    )
+    got = call(isa, f"load_{dtype}", bits, np.float32)
     want = bits.view(units.DTYPE[dtype]).astype(np.float32)
     number = ~np.isnan(want)
     assert np.array_equal(got[number].view(np.uint32), want[number].view(np.uint32))
     assert np.isnan(got[~number]).all()
 
 
-@pytest.mark.parametrize("dtype", HALF)
+@HALF
 @isas
 def test_results_are_stored_rounded_to_nearest_even(isa, dtype):
-    """Every 16-bit value, its neighbours' midpoints and the floats beside them; every exponent; NaN of any payload."""
+    """Every 16-bit value, the midpoints and the floats beside them; a million bit patterns; NaN of any payload."""
     values = np.arange(1 << 16, dtype=np.uint16).view(units.DTYPE[dtype]).astype(np.float32)
-    values = values[np.isfinite(values)]
+    values = np.sort(values[np.isfinite(values)])
     middle = ((values[:-1].astype(np.float64) + values[1:]) / 2).astype(np.float32)
     beside = [np.nextafter(middle, np.float32(side)) for side in (-np.inf, np.inf)]
     rng = np.random.default_rng(0)
@@ -70,11 +114,7 @@ def test_results_are_stored_rounded_to_nearest_even(isa, dtype):
     edges = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 65519.996, 65520.0, 3.4e38, 1e-45], np.float32)
     payloads = np.array([0x7F800001, 0xFFFFFFFF, 0x7FFF8000, 0xFF800001], np.uint32).view(np.float32)
     x = np.concatenate([values, middle, *beside, anything, edges, payloads])
-    x = np.resize(x, -(-x.size // 16) * 16)
-    got = np.empty(x.size, units.DTYPE[dtype])
-    getattr(load_library(isa, Path(__file__).with_name("storage_calls.cpp")), f"store_{dtype}")(
-        ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(got.ctypes.data), ctypes.c_int64(x.size)
-    )
+    got = call(isa, f"store_{dtype}", x, units.DTYPE[dtype])
     with np.errstate(over="ignore", invalid="ignore"):
         want = x.astype(units.DTYPE[dtype])
     number = ~np.isnan(x)
