@@ -73,7 +73,14 @@ def test_eight_processes_with_a_cold_cache_do_one_compile(packages, folder, own_
     assert len(finished(own_cache)) == 1 and not leftovers(own_cache)
 
 
-KILL_POINTS = ["before compiling", "after one object", "before linking", "after linking", "before renaming", "after renaming"]
+KILL_POINTS = [
+    "before compiling",
+    "after one object",
+    "before linking",
+    "after linking",
+    "before renaming",
+    "after renaming",
+]
 
 
 @pytest.mark.parametrize("point", KILL_POINTS)
@@ -219,7 +226,9 @@ def test_a_cache_that_cannot_be_written_says_so(packages, folder, tmp_path, monk
     attn = packages.imported(folder, "attn_unwritable")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TILEPROOF_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(attn.BuildError, match="cannot write to the cache .*; set TILEPROOF_CACHE to a folder that can"):
+    with pytest.raises(
+        attn.BuildError, match=r"cannot write to the cache .*; set TILEPROOF_CACHE to a folder that can"
+    ):
         attn.build()
 
 
@@ -257,7 +266,8 @@ def test_other_platforms_get_one_sentence(packages, folder, monkeypatch, system,
     module = attn.build.__globals__
     monkeypatch.setattr(module["sys"], "platform", system)
     monkeypatch.setattr(module["platform"], "machine", lambda: machine)
-    with pytest.raises(attn.BuildError, match=f"^the kernels are for Linux on x86-64 and aarch64; this is .* on {machine}$"):
+    want = f"^the kernels are for Linux on x86-64 and aarch64; this is .* on {machine}$"
+    with pytest.raises(attn.BuildError, match=want):
         attn.build()
 
 

@@ -42,7 +42,7 @@ def test_packages_with_different_content_coexist(packages, attn, tmp_path):
     assert wide.attention(q, q, v).shape == (1, 2, 5, 24)
     assert torch.equal(wide.attention(q, q, v)[..., :D], attn.attention(q, q, v[..., :D].contiguous()))
     assert torch.equal(fewer.attention(q, q, q), attn.attention(q, q, q))
-    with pytest.raises(ValueError, match="no cpu kernel for float64; it has float32$"):
+    with pytest.raises(ValueError, match=r"no cpu kernel for float64; it has float32$"):
         fewer.attention(*[q.double()] * 3)
     with pytest.raises(ValueError, match="made for dv=16; v has dv=24"):
         attn.attention(q, q, v)
@@ -103,7 +103,8 @@ def test_a_cold_process_needs_nothing_of_ours(folder, cache):
         assert torch.equal(attn_test.attention(q, q, q), q)
         print(sorted(added - set(sys.stdlib_module_names)))
     """)
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], cwd="/", capture_output=True, text=True, check=False)
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert eval(done.stdout) in (["attn_test"], ["attn_test", "filelock"])
 

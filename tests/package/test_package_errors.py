@@ -1,4 +1,4 @@
-"""Bad requests: one sentence, the same from the Python function, from torch.ops, on fake tensors and before any build."""
+"""Bad requests: one sentence, the same from the function, from torch.ops, on fake tensors and before any build."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ def t(*shape, dtype=torch.float32, device="cpu"):
 
 
 Q, KV = (2, 4, 5, D), (2, 2, 7, D)
-WORD = "q, k and v must"
+RANK = "q, k and v must have 4 dimensions (batch, heads, length, width); got"
+DTYPE = "q, k and v must share one dtype; got"
+CAST = "(autocast does not reach this op: cast them)"
 # name -> (q, k, v, options of the op, the sentence). `fake` cases cannot look at values.
 BAD = {
     "rank": (t(4, 5, D), t(*KV), t(*KV), {},
-             f"{WORD} have 4 dimensions (batch, heads, length, width); got q (4, 5, 16), k (2, 2, 7, 16), v (2, 2, 7, 16)"),
+             f"{RANK} q (4, 5, 16), k (2, 2, 7, 16), v (2, 2, 7, 16)"),
     "rank 1": (t(D), t(*KV), t(*KV), {},
-               f"{WORD} have 4 dimensions (batch, heads, length, width); got q (16,), k (2, 2, 7, 16), v (2, 2, 7, 16)"),
+               f"{RANK} q (16,), k (2, 2, 7, 16), v (2, 2, 7, 16)"),
     "mixed dtypes": (t(*Q), t(*KV), t(*KV, dtype=torch.bfloat16), {},
-                     f"{WORD} share one dtype; got q float32, k float32, v bfloat16 (autocast does not reach this op: cast them)"),
+                     f"{DTYPE} q float32, k float32, v bfloat16 {CAST}"),
     "integers": (t(*Q, dtype=torch.int32), t(*KV, dtype=torch.int32), t(*KV, dtype=torch.int32), {},
                  "this package has no cpu kernel for int32; it has float32, float64, bfloat16, float16"),
     "d of q": (t(2, 4, 5, 32), t(*KV), t(*KV), {}, "this package is made for d=16; q has d=32 and k has d=16"),
@@ -110,7 +112,8 @@ def test_mixed_devices_are_named(attn, forward):
     assert sentence(lambda: attn.attention(q, k, meta)) == want
     assert sentence(lambda: forward(q, k, meta, None, 0.25, 0)) == want
     lengths = torch.zeros(2, dtype=torch.int64, device="meta")
-    assert sentence(lambda: attn.attention(q, k, k, key_lengths=lengths)) == "key_lengths must be on cpu like q; it is on meta"
+    want = "key_lengths must be on cpu like q; it is on meta"
+    assert sentence(lambda: attn.attention(q, k, k, key_lengths=lengths)) == want
     with FakeTensorMode():
         a, b = torch.empty(Q, device="cuda:0"), torch.empty(KV, device="cuda:1")
         want = "q, k and v must be on one device; got q on cuda:0, k on cuda:1, v on cuda:1"

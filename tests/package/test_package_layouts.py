@@ -1,4 +1,4 @@
-"""The op on awkward shapes, strides and pointers: the same bits as on contiguous copies, the right keys for each row."""
+"""The op on awkward shapes, strides and pointers: the bits of contiguous copies, the right keys for each row."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ def test_a_last_stride_other_than_one_is_copied(attn):
 @pytest.mark.field("R047")
 def test_strides_of_size_one_dimensions_are_ignored(attn):
     def odd(t):
-        return t.as_strided(t.shape, [3 if size == 1 else stride for size, stride in zip(t.shape, t.stride(), strict=True)])
+        strides = [3 if size == 1 else stride for size, stride in zip(t.shape, t.stride(), strict=True)]
+        return t.as_strided(t.shape, strides)
 
     q, k, v = (odd(random(1, 1, 1, D, seed=s)) for s in range(3))
     assert q.stride()[:3] == (3, 3, 3)
@@ -119,7 +120,8 @@ def test_keys_beyond_the_length_are_never_read(attn):
         strided = lengths.to(dtype).repeat_interleave(2)[::2]
         o = attn.attention(q, k, v, key_lengths=strided)
         for b, length in enumerate(lengths.tolist()):
-            assert torch.equal(o[b : b + 1], attn.attention(q[b : b + 1], k[b : b + 1, :, :length], v[b : b + 1, :, :length]))
+            one, keys = slice(b, b + 1), slice(length)
+            assert torch.equal(o[one], attn.attention(q[one], k[one, :, keys], v[one, :, keys]))
 
 
 @pytest.mark.field("R127")

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from codegen import devices
+from codegen.plans import cpu_amx, cpu_isa
+
 RELEASE = "Build cuda_{}.0.r{}.0/compiler.1_0"
 
 
@@ -150,13 +153,10 @@ def test_the_target_for_a_device_has_the_shared_memory_that_it_needs(gpu, monkey
 
 
 def test_the_tables_agree_with_the_planners(gpu):
-    from codegen import devices
-
     recipe = gpu.build.__globals__["recipe"]
     rows = {10 * d.capability[0] + d.capability[1]: d.smem_per_block_bytes for d in devices.DEVICES.values()}
-    assert recipe.SHARED_MEMORY == rows
-    cpu_isa = pytest.importorskip("codegen.plans.cpu_isa")
-    flags = {isa.name: isa.flags for isa in cpu_isa.VECTOR_ISAS}
+    assert rows == recipe.SHARED_MEMORY
+    flags = {isa.name: isa.flags for isa in cpu_isa.VECTOR_ISAS} | {"amx": cpu_amx.UNIT_FLAGS}
     assert flags == {name: (*recipe.KERNEL_FLAGS, *recipe.ISA_FLAGS[name]) for name in flags}
 
 

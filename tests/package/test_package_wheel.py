@@ -26,7 +26,7 @@ def run(*command, **environment):
 
 
 def pip_install(what: Path, target: Path) -> None:
-    run("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check", "--target", target, what)
+    run("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", target, what)
 
 
 def check_record(wheel: Path, contents) -> None:
@@ -50,8 +50,8 @@ def test_pip_installs_the_folder_without_build_requirements(folder, tmp_path, ca
     assert {p.name for p in (installed / "csrc").iterdir()} == {p.name for p in (folder / "csrc").iterdir()}
     assert not list(installed.rglob("*.so"))
     assert run("-c", USE, PYTHONPATH=str(tmp_path / "site")) == "True"
-    metadata = run("-c", "import importlib.metadata as m; print(m.requires('attn_test'))", PYTHONPATH=str(tmp_path / "site"))
-    assert metadata == "['torch>=2.10', 'filelock>=3.12']"
+    ask = "import importlib.metadata as m; print(m.requires('attn_test'))"
+    assert run("-c", ask, PYTHONPATH=str(tmp_path / "site")) == "['torch>=2.10', 'filelock>=3.12']"
 
 
 def test_a_compiled_wheel_needs_no_compiler(folder, tmp_path, attn):
@@ -60,8 +60,10 @@ def test_a_compiled_wheel_needs_no_compiler(folder, tmp_path, attn):
     assert wheel.parent == tmp_path / "out" and wheel.name.endswith(f"-py3-none-linux_{os.uname().machine}.whl")
     check_record(wheel, attn.op.contents)
     pip_install(wheel, tmp_path / "site")
-    environment = {"PYTHONPATH": str(tmp_path / "site"), "CXX": "no-such-compiler", "TILEPROOF_CACHE": str(tmp_path / "none")}
-    assert run("-c", USE, **environment) == "True"
+    used = run(
+        "-c", USE, PYTHONPATH=str(tmp_path / "site"), CXX="no-such-compiler", TILEPROOF_CACHE=str(tmp_path / "none")
+    )
+    assert used == "True"
     assert not (tmp_path / "none").exists()
 
 
