@@ -222,11 +222,52 @@ def real(device: str, dtype: str | None, sram: str, out: Path | None, as_json: b
     with bar("real", 8) as step:
         attn = packages.load(packages.emit(sram=sram, d=encoder.HEAD_DIM, dtypes=(chosen,), archs=archs))
         report = encoder.run(attn, where, dtype=chosen, step=step)
-    figures = {**report.describe(), "machine": where.describe()}
+    figures = {"kind": "real", "device": device, **report.describe(), "machine": where.describe()}
     for verdict in report.layers:
         if not verdict.holds:
             click.echo(verdict.message(), err=True)
     _finish(figures, as_json, out, lambda c: c.print(*encoder.tables(figures)), report.holds)
+
+
+@main.command()
+@click.argument("packages_", metavar="PACKAGE...", nargs=-1, required=True)
+@click.option("--tool", "tools", multiple=True, help="memcheck, racecheck, initcheck, synccheck; default: all four.")
+@click.option("--faults", is_flag=True, help="Also plant faults, and see each found by its tool.")
+@click.option("--jobs", type=click.IntRange(1), default=4, show_default=True, help="Processes at a time.")
+@_out
+@_json
+def sanitize(
+    packages_: tuple[str, ...], tools: tuple[str, ...], faults: bool, jobs: int, out: Path | None, as_json: bool
+) -> None:
+    """Run every CUDA kernel of each PACKAGE under compute-sanitizer, in poisoned and guarded memory."""
+    from codegen.errors import RequestError
+    from verify import packages
+    from verify import sanitize as tool
+    from verify.progress import bar
+
+    unknown = [name for name in tools if name not in tool.TOOLS]
+    if unknown:
+        raise RequestError(f"--tool {unknown[0]}: unknown", f"known: {', '.join(tool.TOOLS)}")
+    with bar("sanitize", None) as step:
+        folders = [packages.find(name) for name in packages_]
+        figures = tool.run(folders, tools=tools or tool.TOOLS, plant=faults, jobs=jobs, step=step)
+    for row in (*figures["clean"], *figures["planted"]):
+        if not row["holds"]:
+            click.echo(f"{row['tool']} on {row['fault'] or row['package']}:\n{row['text']}", err=True)
+    _finish(figures, as_json, out, lambda c: c.print(tool.table(figures)), figures["holds"])
+
+
+@main.command("gpu-session")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the result files.")
+@click.option("--part", "parts", multiple=True, help="One part only; may be repeated. Default: all, in their order.")
+@click.option("--seconds", type=float, default=540.0, show_default=True, help="Time for all parts together.")
+@click.option("--jobs", type=click.IntRange(1), default=None, help="Processes at a time; default: one per core.")
+def gpu_session(out: Path, parts: tuple[str, ...], seconds: float, jobs: int | None) -> None:
+    """Judge the CUDA kernels on this machine: certificates, tests, sanitizers, speed; a result file per part."""
+    from verify import gpu_session as session
+
+    holds = session.run(out, parts=parts, seconds=seconds, jobs=jobs, say=lambda text: click.echo(text, err=True))
+    sys.exit(0 if holds else 1)
 
 
 @main.command()
@@ -241,7 +282,7 @@ def report(check: bool, readme: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(figures.collect(RESULTS), indent=1))
     else:
-        _console().print(figures.text(RESULTS))
+        click.echo(figures.text(RESULTS))
     sys.exit(1 if check and changed else 0)
 
 

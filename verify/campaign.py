@@ -25,6 +25,7 @@ WITHIN = 300  # examples in which a mutant must be found
 class Report:
     """All that one fuzz command found."""
 
+    device: str
     seed: int
     machine: dict[str, Any]
     packages: list[tuple[str, fuzz.Outcome]] = field(default_factory=list)
@@ -51,6 +52,7 @@ class Report:
         }
         return {
             "kind": "fuzz",
+            "device": self.device,
             "machine": self.machine,
             "seed": self.seed,
             "examples": self.examples,
@@ -99,7 +101,7 @@ def run(
 ) -> Report:
     """Fuzz as the command's options say."""
     where = devices.device(device)
-    report = Report(seed, where.describe())
+    report = Report(device, seed, where.describe())
     if package is not None:
         folder = packages.find(package)
         report.packages.append((folder.name, fuzz.fuzz_package(folder, where, examples=examples, seed=seed, step=step)))

@@ -1,0 +1,70 @@
+"""README figures come from result files, and a README that differs from them is noticed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from codegen.errors import CheckFailed
+from verify import __main__ as cli
+from verify import bench, machine, report
+
+
+@pytest.fixture
+def results(tmp_path):
+    cell = bench.Cell(dtype="bf16", d=64, n=512, causal=False)
+    timing = bench.Timing(cell, [1e-3, 1e-3], {"torch": [2e-3, 2e-3]})
+    figures = {
+        "kind": "bench",
+        "device": "cpu",
+        "machine": machine.describe(),
+        "threads": 2,
+        "cells": [timing.describe()],
+        "summary": {"torch": bench.summary([timing], "torch")},
+    }
+    folder = tmp_path / "results"
+    folder.mkdir()
+    (folder / "bench_cpu.json").write_text(json.dumps(figures))
+    return folder
+
+
+README = "before\n<!-- figures: bench cpu -->\nold\n<!-- end of figures -->\nafter\n"
+
+
+def test_a_block_is_filled_and_the_rest_is_left_alone(results, tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text(README)
+    assert report.refresh(readme, results, write=False, generated=tmp_path) and readme.read_text() == README
+    assert report.refresh(readme, results, write=True, generated=tmp_path)
+    text = readme.read_text()
+    assert text.startswith("before\n<!-- figures: bench cpu -->\n") and text.endswith("<!-- end of figures -->\nafter\n")
+    assert "| bf16 | 64 | 512 | full |" in text and "geometric mean 2.00" in text and "old" not in text
+    assert "bench_cpu.json" in text and "load" in text
+    assert not report.refresh(readme, results, write=True, generated=tmp_path)
+
+
+def test_a_block_without_a_result_file_is_an_error(results, tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text(README.replace("bench cpu", "bench cuda"))
+    with pytest.raises(CheckFailed, match="no result file for the block 'bench cuda'"):
+        report.refresh(readme, results, write=True, generated=tmp_path)
+
+
+def test_the_command_notices_a_readme_that_is_stale(results, tmp_path, monkeypatch):
+    readme = tmp_path / "README.md"
+    readme.write_text(README)
+    monkeypatch.setattr(cli, "RESULTS", results)
+    run = CliRunner().invoke
+    assert run(cli.main, ["report", "--check", "--readme", str(readme)]).exit_code == 1
+    done = run(cli.main, ["report", "--readme", str(readme)])
+    assert done.exit_code == 0 and "geometric mean 2.00" in done.output
+    assert run(cli.main, ["report", "--check", "--readme", str(readme)]).exit_code == 0
+
+
+def test_a_header_names_machine_versions_command_and_load(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/somewhere/verify/__main__.py", "bench", "/somewhere/else/attn_d64", "--n", "512"])
+    found = machine.describe()
+    assert found["cpu"]["cores"] >= 1 and found["versions"]["python"] and len(found["load"]) == 3
+    assert found["command"] == "python -m verify bench attn_d64 --n 512"

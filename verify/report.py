@@ -1,0 +1,212 @@
+"""The figures of the result files as Markdown, and their way into the README: no number there is typed by hand.
+
+A README holds a block per kind of figure:
+
+    <!-- figures: bench cpu -->
+    ... replaced by `python -m verify report` ...
+    <!-- end of figures -->
+
+Result files are `results/*.json`, each with a "kind", a "machine" and the command that made it; certificates are the
+`certificate.json` of the packages under `generated/`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from codegen.errors import CheckFailed
+
+GENERATED = Path("generated")
+_BLOCK = re.compile(r"(<!-- figures: (?P<name>[a-z_ 0-9]+) -->\n)(?P<body>.*?)(<!-- end of figures -->)", re.DOTALL)
+
+Figures = dict[str, Any]
+
+
+def collect(results: Path, generated: Path = GENERATED) -> dict[str, list[Figures]]:
+    """Every result by its block's name: "certificate", "fuzz cpu", ... Files in the order of their names."""
+    found: dict[str, list[Figures]] = {}
+    for file in sorted(results.glob("*.json")):
+        figures = json.loads(file.read_text())
+        device = figures.get("device") or "cpu"
+        found.setdefault(f"{figures['kind']} {device}", []).append({"file": file.name, **figures})
+    for file in sorted(generated.glob("*/certificate.json")):
+        found.setdefault("certificate", []).append(
+            {"file": f"{file.parent.name}/{file.name}", **json.loads(file.read_text())}
+        )
+    return found
+
+
+def refresh(readme: Path, results: Path, *, write: bool, generated: Path = GENERATED) -> bool:
+    """Put the figures into the blocks of `readme`; True if that changed it (or would, without `write`).
+
+    Raises: CheckFailed for a block that no result file fills.
+    """
+    if not readme.exists():
+        return False
+    found, before = collect(results, generated), readme.read_text()
+
+    def fill(block: re.Match[str]) -> str:
+        name = block["name"].strip()
+        if name not in found:
+            raise CheckFailed(
+                f"{readme}: no result file for the block {name!r}", f"there are: {', '.join(sorted(found))}"
+            )
+        return block.group(1) + markdown(name, found[name]) + "\n" + block.group(4)
+
+    after = _BLOCK.sub(fill, before)
+    if write and after != before:
+        readme.write_text(after)
+    return after != before
+
+
+def text(results: Path, generated: Path = GENERATED) -> str:
+    """All blocks, one after the other."""
+    return "\n\n".join(f"## {name}\n\n{markdown(name, items)}" for name, items in collect(results, generated).items())
+
+
+def markdown(name: str, items: Iterable[Figures]) -> str:
+    """One block: a table per result file, and under it where the figures come from."""
+    return "\n\n".join(_WRITERS.get(name.split()[0], _plain)(item) for item in items)
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    titles = list(head)
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def _source(item: Figures) -> str:
+    """The line under a table: machine, versions, load, command, file."""
+    machine = item["machine"]
+    chip = machine.get("gpu") or machine["cpu"]
+    parts = [chip["model"]]
+    if machine.get("gpu"):
+        parts.append(f"driver {chip['driver']}, CUDA {chip['cuda']}")
+    else:
+        parts.append(f"{chip['cores']} cores")
+    parts.append(f"torch {machine['versions'].get('torch', '-')}")
+    if "threads" in item and not machine.get("gpu"):
+        parts.append(f"{item['threads']} threads")
+    parts.append(f"load {machine['load'][0]} at the start")
+    return f"{', '.join(parts)}; {machine['date']}; `{machine['command']}`; `{item['file']}`."
+
+
+def _certificate(item: Figures) -> str:
+    found = []
+    for device, stated in item["devices"].items():
+        rows = []
+        for p in stated["paths"]:
+            o, lse = p["outputs"]["o"], p["outputs"]["lse"]
+            normal = o["families"].get("gaussian")
+            errors = f"{normal['error']:.1e} / {normal['plain_error']:.1e}" if normal else "-"
+            rows.append(
+                [
+                    p["path"],
+                    f"{p['br']} x {p['bc']}",
+                    str(p["cases"]),
+                    f"{o['max_ratio']:.3f}",
+                    f"{lse['max_ratio']:.3f}",
+                    errors,
+                ]
+            )
+        head = (
+            "path",
+            "Br x Bc",
+            "cases",
+            "O: max err/bound",
+            "LSE: max err/bound",
+            "O error on N(0,1): ours / plain formula",
+        )
+        counts = f"{stated['cases']} cases, {stated['runs']} runs, {stated['violations']} violations"
+        note = f"`{item['name']}` on {device}: {counts}. "
+        found.append(_table(head, rows) + "\n\n" + note + _source({**stated, "file": item["file"]}))
+    return "\n\n".join(found)
+
+
+def _bench(item: Figures) -> str:
+    peers = list(item["summary"])
+    rows = []
+    for c in item["cells"]:
+        row = [c["dtype"], str(c["d"]), str(c["n"]), "causal" if c["causal"] else "full", f"{c['ours_gflops']:.0f}"]
+        rows.append(row + [f"{c[f'vs_{p}']['median']:.2f}" if f"vs_{p}" in c else "-" for p in peers])
+    means = "; ".join(
+        f"{dtype} against {peer}: geometric mean {s['geometric_mean']:.2f}, worst cell {s['worst_cell']:.2f}"
+        for peer, by in item["summary"].items()
+        for dtype, s in by.items()
+    )
+    head = ("dtype", "d", "N", "mask", "GFLOP/s", *(f"speed / {p}" for p in peers))
+    return f"{means}.\n\n{_table(head, rows)}\n\n{_source(item)}"
+
+
+def _fuzz(item: Figures) -> str:
+    columns = [(output, q) for output in ("o", "lse") for q in ("q0.5", "q0.99", "max")]
+    rows = [
+        [row["path"], str(row["packages"]), str(row["cases"]), *(f"{row[output][q]:.2g}" for output, q in columns)]
+        for row in item["paths"]
+    ]
+    head = ("path", "packages", "examples", *(f"{o} {q}" for o in ("O", "LSE") for q in ("median", "99 %", "max")))
+    lines = [
+        f"{item['examples']} examples over {item['packages']} packages "
+        f"({item['packages_with_br_other_than_bc']} with Br != Bc), {item['violations']} violations; err/bound:",
+        _table(head, rows),
+    ]
+    if item.get("spec"):
+        spec = item["spec"]
+        lines.append(
+            f"Reference over {len(spec['masks'])} kinds of mask, {spec['examples']} examples: max err/bound "
+            f"{max(spec['o']['max'], spec['lse']['max']):.2f}; error of the float64 oracle over its own bound: "
+            f"{spec['float64_error_over_its_bound']:.2f}."
+        )
+    if item.get("mutants"):
+        found = [m for m in item["mutants"] if m["found"]]
+        most = max((m["first_failure"] for m in found), default=0)
+        lines.append(f"Seeded mutants found: {len(found)} of {len(item['mutants'])}, after {most} examples at most.")
+    return "\n\n".join([*lines, _source(item)])
+
+
+def _real(item: Figures) -> str:
+    rows = [
+        [str(row["layer"]), f"{row['max_ratio']['o/float64']:.3f}", f"{row['max_ratio']['lse/float64']:.3f}",
+         f"{row['worst_error']['o']:.1e}", f"{row['eager_worst_error']['o']:.1e}"]
+        for row in item["layers"]
+    ]  # fmt: skip
+    e = item["embeddings"]
+    head = ("layer", "O: max err/bound", "LSE: max err/bound", "O error: ours", "O error: eager")
+    note = (
+        f"{item['sentences']} sentences, {min(item['tokens'])} to {max(item['tokens'])} tokens, "
+        f"{item['calls_of_the_op']} calls; embeddings: ours - float64 {e['ours_minus_float64']:.1e}, "
+        f"eager - float64 {e['eager_minus_float64']:.1e}."
+    )
+    return f"{_table(head, rows)}\n\n{note} {_source(item)}"
+
+
+def _calibrate(item: Figures) -> str:
+    rows = [
+        [
+            p["arithmetic"],
+            p["device"],
+            p["what"],
+            f"{p['measured']:.4g}",
+            f"{p['assumed']:.4g}",
+            "yes" if p["holds"] else "NO",
+        ]
+        for p in item["probes"]
+    ]
+    return f"{_table(('model', 'on', 'what', 'measured', 'assumed', 'holds'), rows)}\n\n{_source(item)}"
+
+
+def _plain(item: Figures) -> str:
+    return f"`{item['file']}`: {_source(item)}"
+
+
+_WRITERS: dict[str, Callable[[Figures], str]] = {
+    "certificate": _certificate,
+    "bench": _bench,
+    "fuzz": _fuzz,
+    "real": _real,
+    "calibrate": _calibrate,
+}
