@@ -18,7 +18,7 @@ PER_THREAD = 255  # what one thread can address; 8 warps fill the 65536 of an SM
 MOST_WARPS = 8
 
 # Largest number of accumulators per thread by m16 tiles per warp. With two, every B fragment is used twice.
-MOST_ACCUMULATORS = {1: 160, 2: 176}
+MOST_ACCUMULATORS = {1: 160, 2: 160}
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,13 @@ class Fit:
     refill_before_softmax: bool
 
 
-# (row_tiles, d_padded, dv_padded, bc) beyond the rule that were compiled one by one and do not spill.
+# (row_tiles, d_padded, dv_padded, bc) beyond the rule that were compiled one by one and do not spill. One warp alone
+# issues so many copies that they do.
 COMPILED: dict[tuple[int, int, int, int], Fit] = {
     (2, 64, 64, 128): Fit(refill_before_softmax=True),
     (2, 128, 128, 64): Fit(refill_before_softmax=False),
 }
+COMPILED_WARPS = 2
 
 
 def accumulators(row_tiles: int, dv_padded: int, bc: int) -> int:
@@ -44,10 +46,10 @@ def accumulators(row_tiles: int, dv_padded: int, bc: int) -> int:
     return row_tiles * (bc + dv_padded) // 2
 
 
-def fit(row_tiles: int, d_padded: int, dv_padded: int, bc: int) -> Fit | None:
+def fit(row_tiles: int, warps: int, d_padded: int, dv_padded: int, bc: int) -> Fit | None:
     """How the tile holds in registers, None if it would spill."""
     listed = COMPILED.get((row_tiles, d_padded, dv_padded, bc))
-    if listed is not None:
+    if listed is not None and warps >= COMPILED_WARPS:
         return listed
     if accumulators(row_tiles, dv_padded, bc) <= MOST_ACCUMULATORS[row_tiles]:
         return Fit(refill_before_softmax=True)

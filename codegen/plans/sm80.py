@@ -174,7 +174,8 @@ def spreads(br: int) -> tuple[int, ...]:
 def make_plan(problem: Problem, br: int, bc: int) -> Sm80Plan | None:
     """The plan of a tile of whole granules: the first spread that holds in registers, None if none does."""
     for row_tiles in spreads(br):
-        fit = registers_sm80.fit(row_tiles, padded(problem.d), padded(problem.dv), bc)
+        warps = br // (GRANULE * row_tiles)
+        fit = registers_sm80.fit(row_tiles, warps, padded(problem.d), padded(problem.dv), bc)
         if fit is not None:
             return Sm80Plan(
                 br=br, bc=bc, d=problem.d, dv=problem.dv, row_tiles=row_tiles,
@@ -328,18 +329,23 @@ def decide(problem: Problem, arch: str) -> Decision:
     )
 
 
+def context(problem: Problem, plan: Sm80Plan, arch: str, dtypes: tuple[str, ...]) -> dict[str, Any]:
+    """What the kernel's template asks beyond the package's own context."""
+    return {
+        "arch": arch,
+        "plan": plan,
+        "dtypes": [DTYPES[t] for t in dtypes],
+        "section_bytes": SECTION_BYTES,
+        "kernel_name": f"attention_forward_d{problem.d}_dv{problem.dv}_{plan.br}x{plan.bc}",
+    }
+
+
 def files(problem: Problem, decision: Decision) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
     """The kernel and its PTX header under csrc/: template and the context that this adds to the package's."""
     plan = decision.variants[0].plan
     assert isinstance(plan, Sm80Plan)
-    context = {
-        "arch": decision.arch,
-        "plan": plan,
-        "dtypes": [DTYPES[v.dtype] for v in decision.variants],
-        "section_bytes": SECTION_BYTES,
-        "kernel_name": f"attention_forward_d{problem.d}_dv{problem.dv}_{plan.br}x{plan.bc}",
-    }
+    dtypes = tuple(v.dtype for v in decision.variants)
     return {
-        f"csrc/forward_{decision.arch}.cu": ("sm80/forward_sm80.cu.j2", context),
+        f"csrc/forward_{decision.arch}.cu": ("sm80/forward_sm80.cu.j2", context(problem, plan, decision.arch, dtypes)),
         "csrc/ptx_sm80.cuh": ("sm80/ptx_sm80.cuh", {}),
     }
