@@ -1,0 +1,36 @@
+"""The kernels in guarded memory, and under memcheck; all four tools on all packages are `python -m verify sanitize`."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+
+import pytest
+import torch
+
+from verify import gpu_session, guarded, mutants, packages, sanitize
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.field("R066", "R106")
+@pytest.mark.parametrize("name", [*gpu_session.SANITIZED, "the debug form"])
+def test_nothing_beside_the_outputs_is_written_and_all_of_them_is(gpu, name):
+    folder = gpu_session.request(gpu_session.PACKAGES.get(name, gpu_session.DEBUG))
+    libraries = {target: ctypes.CDLL(str(file)) for target, file in sanitize.launchers(folder).items()}
+    with torch.no_grad():
+        calls = guarded.run(folder, libraries)
+    assert calls == 2 * 2 * len(guarded.problems(64, 64))  # two dtypes, twice each
+
+
+@pytest.mark.field("R107")
+def test_memcheck_is_clean_and_finds_a_planted_fault(gpu):
+    folder = packages.emit(sanitize.host())
+    home = packages.part(packages.load(folder), "toolchain").cuda_toolkit().home
+    if not (shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=str(home / "bin"))):
+        pytest.skip("needs compute-sanitizer, which comes with the CUDA toolkit")
+    clean = sanitize.examine(folder, "memcheck")
+    assert clean.holds, clean.text
+    fault = sanitize.FAULTS[0]
+    found = sanitize.examine(mutants.package(fault.mutant, sanitize.host()), fault.tool, fault=fault.mutant.name)
+    assert found.holds, found.text

@@ -1,0 +1,122 @@
+"""The sanitizer runs and the GPU session as far as they go without a GPU: faults apply, outputs are read right."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from codegen import lint
+from codegen import package as rendered
+from verify import gpu_session, guarded, packages, sanitize
+from verify.__main__ import main
+
+
+@pytest.mark.parametrize("fault", sanitize.FAULTS, ids=lambda fault: fault.mutant.name)
+def test_a_planted_fault_changes_the_kernel_and_only_its_text(fault):
+    files = rendered.render_package(sanitize.host())
+    changed = fault.mutant.apply(files)  # raises when nothing changes
+    kernels = [path for path in files if path.endswith(".cu")]
+    assert kernels and all(changed[path] != files[path] for path in kernels)
+    for path in kernels:  # still the text that an emulator takes: the fault is one of the kernel, not of its form
+        assert not lint.violations(path, changed[path].decode())
+
+
+def test_each_tool_has_a_fault():
+    assert {fault.tool for fault in sanitize.FAULTS} == set(sanitize.TOOLS)
+    assert len({fault.mutant.name for fault in sanitize.FAULTS}) == len(sanitize.FAULTS)
+
+
+SAID = {
+    "clean": ("========= COMPUTE-SANITIZER\nguarded calls: 24\n========= ERROR SUMMARY: 0 errors\n", (0, 24)),
+    "one error": ("========= Invalid __global__ write\nTraceback\n========= ERROR SUMMARY: 1 error\n", (1, None)),
+    "hazards": (
+        "guarded calls: 24\n========= RACECHECK SUMMARY: 3 hazards displayed (3 errors, 0 warnings)\n", (3, 24),
+    ),
+    "a warning is a hazard": (
+        "guarded calls: 24\n========= RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warning)\n", (1, 24),
+    ),
+    "no end": ("========= COMPUTE-SANITIZER\n\nno end after 240 s", (None, None)),
+    "no sanitizer": ("guarded calls: 24\n", (None, 24)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_the_output_of_a_tool_is_read(said):
+    text, want = SAID[said]
+    assert sanitize.read(text) == want
+    errors, calls = want
+    clean = sanitize.Report("memcheck", "p", errors, calls, 1.0, "")
+    planted = sanitize.Report("memcheck", "p", errors, calls, 1.0, "", fault="f")
+    assert clean.holds == (said == "clean")
+    assert planted.holds == (said in ("one error", "hazards", "a warning is a hazard"))
+
+
+def test_the_arguments_have_the_layout_of_forward_h(tmp_path):
+    """Offsets as the C++ compiler has them, for both forms."""
+    for debug in (False, True):
+        asked = packages.request(sram="163KB", d=64, archs=("sm80",), br=64, bc=32, debug=debug)
+        (tmp_path / "forward.h").write_bytes(rendered.render_package(asked)["csrc/forward.h"])
+        names = [name for name, *_ in guarded.ForwardArgs._fields_ if debug or not name.startswith("trace")]
+        lines = "".join(f'  std::printf("%zu\\n", offsetof(ForwardArgs, {name}));\n' for name in names)
+        source = tmp_path / "offsets.cpp"
+        source.write_text(f'#include <cstddef>\n#include <cstdio>\n#include "forward.h"\nint main() {{\n{lines}}}\n')
+        subprocess.run(["c++", "-std=c++17", str(source), "-o", str(tmp_path / "offsets")], check=True)
+        said = subprocess.run([str(tmp_path / "offsets")], check=True, capture_output=True, text=True).stdout.split()
+        assert [int(x) for x in said] == [getattr(guarded.ForwardArgs, name).offset for name in names]
+
+
+def test_the_guarded_problems_have_an_edge_in_every_loop():
+    for br, bc in ((16, 16), (32, 128), (128, 64), (16, 304)):
+        made = guarded.problems(br, bc)
+        assert len({p.name for p in made}) == len(made)
+        assert {p.layout for p in made} == {"contiguous", "bnhd", "padded"}
+        assert {p.causal for p in made} == set(guarded.CAUSAL)
+        assert any(p.nq % br and p.nk % bc for p in made) and any(p.nq % br == 0 and p.nk % bc == 0 for p in made)
+        assert any(p.hq > p.hkv for p in made) and any(p.nk == 0 for p in made) and any(p.nq > 2 * br for p in made)
+        assert any(p.nq > p.nk > 0 and p.causal == "bottom_right" for p in made)
+        for p in made:
+            assert p.lengths is None or (len(p.lengths) == p.b and all(0 <= n <= p.nk for n in p.lengths))
+
+
+def test_every_package_of_the_session_is_legal_and_its_tile_is_what_was_asked():
+    tables = [*gpu_session.PACKAGES.values(), gpu_session.DEBUG]
+    tables += [gpu_session.tile_request(d, t) for d, tiles in gpu_session.SPEED_TILES.items() for t in tiles]
+    widths = set()
+    for words in tables:
+        plans = rendered.decide(packages.request(**words))
+        for variant in (v for d in plans.decisions for v in d.variants if v.target == "sm80"):
+            assert words.get("br", variant.plan.br) == variant.plan.br
+            assert variant.plan.fast_memory_bytes <= 163 * 1024
+            widths.add((words["d"], words.get("dv", words["d"])))
+    assert len(widths) >= 9 and any(d != dv for d, dv in widths)
+    assert set(gpu_session.SANITIZED) <= set(gpu_session.PACKAGES)
+
+
+def test_a_junit_file_is_read(tmp_path):
+    file = tmp_path / "junit.xml"
+    file.write_text(
+        '<testsuites><testsuite><testcase classname="a" name="t1" time="0.5"><properties><property name="x" value="1"/>'
+        '</properties></testcase><testcase classname="a" name="t2"><failure message="m">no</failure></testcase>'
+        '<testcase classname="a" name="t3"><skipped/></testcase></testsuite></testsuites>'
+    )
+    rows = gpu_session.junit(file)
+    assert [r["state"] for r in rows] == ["passed", "failed", "skipped"]
+    assert rows[0] == {"test": "a::t1", "state": "passed", "seconds": 0.5, "x": "1"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+@pytest.mark.parametrize("words", [["sanitize", "{package}"], ["gpu-session", "--out", "{out}"]])
+def test_without_a_gpu_the_commands_say_so(words, small_package, tmp_path):
+    filled = [word.format(package=small_package, out=tmp_path) for word in words]
+    done = CliRunner().invoke(main, filled)
+    assert done.exit_code == 2 and "torch sees no CUDA device" in done.output
+
+
+def test_unknown_names_are_refused(small_package, tmp_path):
+    done = CliRunner().invoke(main, ["sanitize", str(small_package), "--tool", "leakcheck"])
+    assert done.exit_code == 2 and "known: memcheck, racecheck, initcheck, synccheck" in done.output
+    done = CliRunner().invoke(main, ["gpu-session", "--out", str(tmp_path), "--part", "all"])
+    assert done.exit_code == 2 and "known: speed, certify, tests, sanitize, calibrate" in done.output

@@ -1,0 +1,317 @@
+"""All that a claim about the CUDA kernels needs from a machine with a GPU, in one command with a time limit.
+
+    python -m verify gpu-session --out results
+
+Parts, in this order: `speed` (alone, before anything else is busy), then at the same time `certify` (every package
+of PACKAGES, both dtypes), `tests` (pytest -m gpu), `sanitize` (with planted faults) and `calibrate`. Each writes its
+file to the output folder when it ends, `certify` after every package: a session that is cut short keeps what it has.
+
+Holds always: `holds` of every result file is computed from its figures, and the command's exit code from them all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from codegen.errors import RequestError
+from verify import bench_report, machine, packages, sanitize
+from verify.bench import Cell, summary, time_cell
+
+ROOT = Path(__file__).resolve().parents[1]
+DTYPES = ("bf16", "fp16")
+_CUDA: dict[str, Any] = {"dtypes": DTYPES, "archs": ("sm80",)}
+
+# The request of each certified package. Names say what the shape is there for.
+PACKAGES: dict[str, dict[str, Any]] = {
+    "the default command's": {"sram": "192KB", "d": 128},
+    "the paper's tile at d=64": {"sram": "192KB", "d": 64, **_CUDA},
+    "fast tile at d=128": {"sram": "163KB", "d": 128, "br": 128, "bc": 64, **_CUDA},
+    "fast tile at d=64": {"sram": "163KB", "d": 64, "br": 128, "bc": 128, **_CUDA},
+    "d no multiple of 16, Br=32, Bc=16": {"sram": "163KB", "d": 24, "br": 32, "bc": 16, **_CUDA},
+    "smallest rows of d=16, Br=32, Bc=16": {"sram": "163KB", "d": 16, "br": 32, "bc": 16, **_CUDA},
+    "more keys than rows": {"sram": "163KB", "d": 64, "br": 32, "bc": 128, **_CUDA},
+    "d=72, one warp": {"sram": "64KB", "d": 72, "br": 16, "bc": 48, **_CUDA},
+    "d=80": {"sram": "192KB", "d": 80, **_CUDA},
+    "widest": {"sram": "192KB", "d": 256, **_CUDA},
+    "dv smaller than d": {"sram": "192KB", "d": 192, "dv": 128, **_CUDA},
+    "dv larger than d, neither a multiple of 16": {"sram": "192KB", "d": 40, "dv": 136, **_CUDA},
+    "narrowest": {"sram": "163KB", "d": 8, "dv": 8, **_CUDA},
+}
+CASES = 56  # per dtype
+
+# Packages whose every kernel runs under the four tools: the default, a shape that once hid a barrier fault elsewhere
+# (d=192, dv=128), widths beside the granule, one warp, many warps, the debug form.
+SANITIZED = (
+    "the default command's", "fast tile at d=64", "d no multiple of 16, Br=32, Bc=16", "d=72, one warp", "widest",
+    "dv smaller than d", "dv larger than d, neither a multiple of 16",
+)  # fmt: skip
+DEBUG: dict[str, Any] = {"sram": "163KB", "d": 64, "br": 64, "bc": 32, "debug": True, **_CUDA}
+
+# Speed: 16384 tokens of hidden size 2048, tiles to choose the best of within 163 KB.
+SPEED_BUDGET, TOKENS, HIDDEN = "163KB", 16384, 2048
+SPEED_LENGTHS = (4096, 8192, 16384)
+SPEED_TILES = {64: ((128, 128), (128, 96), (128, 64)), 128: ((128, 64), (128, 128), (128, 192))}
+ROUNDS = 9
+
+
+def request(words: dict[str, Any]) -> Path:
+    """The folder of a package of the tables above."""
+    return packages.emit(**words)
+
+
+@dataclass
+class Session:
+    """One run: where results go, when it ends, how to say what happens."""
+
+    out: Path
+    deadline: float
+    jobs: int
+    say: Callable[[str], None]
+    held: dict[str, bool] = field(default_factory=dict)
+
+    @property
+    def left(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def keep(self, part: str, figures: dict[str, Any]) -> None:
+        """Write the result file of a part."""
+        self.held[part] = bool(figures["holds"])
+        packages.write_json(self.out / f"{part}.json", figures)
+
+    def command(self, words: Sequence[str], *, most: float, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run one of our own commands; it is stopped when the session's time ends, with return code 124."""
+        start = time.monotonic()
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        env = {**os.environ, "PYTHONPATH": path, **environment}
+        try:
+            done = subprocess.run(
+                [sys.executable, *words], cwd=ROOT, env=env, capture_output=True, text=True, errors="replace",
+                timeout=max(1.0, min(most, self.left)),
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as late:
+            said = late.stdout or b""
+            done = subprocess.CompletedProcess(
+                words, 124, said if isinstance(said, str) else said.decode(errors="replace"), "out of time"
+            )
+        self.say(f"{time.monotonic() - start:6.1f} s, exit {done.returncode}: {' '.join(words[:6])}")
+        return done
+
+
+def run(out: Path, *, parts: Sequence[str] = (), seconds: float, jobs: int | None, say: Callable[[str], None]) -> bool:
+    """Run the parts; returns whether all holds.
+
+    Raises: RequestError for an unknown part, or without a GPU.
+    """
+    import torch
+
+    unknown = [part for part in parts if part not in PARTS]
+    if unknown:
+        raise RequestError(f"--part {unknown[0]}: unknown", f"known: {', '.join(PARTS)}")
+    if not torch.cuda.is_available():
+        raise RequestError("gpu-session: torch sees no CUDA device here", "run it on a machine with an NVIDIA GPU")
+    wanted = [part for part in PARTS if not parts or part in parts]
+    out.mkdir(parents=True, exist_ok=True)
+    session = Session(out, time.monotonic() + seconds, jobs or len(os.sched_getaffinity(0)), say)
+    build_all(session, wanted)
+    if "speed" in wanted:
+        speed(session)
+    together = [part for part in wanted if part != "speed"]
+    with ThreadPoolExecutor(max(1, len(together))) as pool:
+        for part, done in [(part, pool.submit(PARTS[part], session)) for part in together]:
+            try:
+                done.result()
+            except Exception as error:  # the other parts go on; this one does not hold
+                session.held[part] = False
+                say(f"{part}: {type(error).__name__}: {error}")
+    say("; ".join(f"{part} {'holds' if session.held.get(part) else 'DOES NOT HOLD'}" for part in wanted))
+    return all(session.held.get(part, False) for part in wanted)
+
+
+def build_all(session: Session, wanted: Sequence[str]) -> None:
+    """Emit and compile everything that the parts need, all cores at once: they find it in the cache."""
+    requests = []
+    if "speed" in wanted:
+        requests += [tile_request(d, tile) for d, tiles in SPEED_TILES.items() for tile in tiles]
+    if "certify" in wanted or "tests" in wanted:
+        requests += list(PACKAGES.values())
+    folders = [request(words) for words in requests]
+    watched: list[Path] = []
+    if "sanitize" in wanted:
+        watched = sanitized() + [sanitize.mutants.package(f.mutant, sanitize.host()) for f in sanitize.FAULTS]
+    start = time.monotonic()
+    modules = {folder: packages.load(folder) for folder in dict.fromkeys((*folders, *watched))}
+    with ThreadPoolExecutor(session.jobs) as pool:
+        jobs = [pool.submit(packages.part(m, "build").library, "cuda") for m in modules.values()]
+        jobs += [pool.submit(sanitize.launchers, folder) for folder in dict.fromkeys(watched)]
+        for job in jobs:
+            job.result()
+    session.say(f"{time.monotonic() - start:6.1f} s: built {len(modules)} packages")
+
+
+def certify(session: Session) -> None:
+    """Certify every package in processes of their own; the figures of all in one file."""
+    figures: dict[str, Any] = {
+        "kind": "certificates",
+        "machine": machine.describe("cuda"),
+        "command": f"python -m verify certify PACKAGE --device cuda --cases {CASES}",
+        "holds": False,
+        "cases": 0,
+        "violations": 0,
+        "packages": {},
+    }
+
+    def one(name: str) -> tuple[str, Path, dict[str, Any] | None, str]:
+        folder = request(PACKAGES[name])
+        with tempfile.TemporaryDirectory() as scratch:
+            file = Path(scratch) / "certificate.json"
+            words = ["-m", "verify", "certify", str(folder), "--device", "cuda", "--cases", str(CASES)]
+            done = session.command(
+                [*words, "--out", str(file)], most=400.0, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"
+            )
+            stated = json.loads(file.read_text()) if file.exists() else None
+        return name, folder, stated, done.stderr
+
+    with ThreadPoolExecutor(min(session.jobs, len(PACKAGES))) as pool:
+        for job in [pool.submit(one, name) for name in PACKAGES]:
+            name, folder, stated, said = job.result()
+            entry: dict[str, Any] = {"package": folder.name, "digest": packages.plan(folder)["digest"]}
+            if stated is None:
+                entry |= {"holds": False, "error": said[-2000:]}
+            else:
+                stated.pop("machine")
+                entry |= stated | ({"messages": said[-4000:]} if stated["violations"] else {})
+            figures["packages"][name] = entry
+            done = list(figures["packages"].values())
+            figures |= {
+                "cases": sum(e.get("cases", 0) for e in done),
+                "violations": sum(e.get("violations", 0) for e in done),
+                "holds": len(done) == len(PACKAGES) and all(e["holds"] for e in done),
+            }
+            session.keep("certify", figures)
+
+
+def tests(session: Session) -> None:
+    """`pytest -m gpu`: what each test said, and what it measured."""
+    folder = ROOT / "tests" / "gpu"
+    if not folder.is_dir():
+        raise RequestError("gpu-session: the tests are not installed", "run it from a checkout")
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "junit.xml"
+        words = ["-m", "pytest", "-m", "gpu", "-q", "-x" if session.left < 60 else "-ra", str(folder)]
+        done = session.command([*words, f"--junitxml={file}", "-p", "no:cacheprovider"], most=420.0)
+        rows = junit(file) if file.exists() else []
+    count = {state: sum(row["state"] == state for row in rows) for state in ("passed", "failed", "skipped")}
+    session.keep("tests", {
+        "kind": "gpu-tests",
+        "machine": machine.describe("cuda"),
+        "command": "python -m pytest -m gpu tests/gpu",
+        "holds": done.returncode == 0 and count["passed"] > 0,
+        **count,
+        "tests": rows,
+        "output": "" if done.returncode == 0 else done.stdout[-12000:],
+    })  # fmt: skip
+
+
+def junit(file: Path) -> list[dict[str, Any]]:
+    """Name, state, seconds and recorded properties of every test in a JUnit file."""
+    found = []
+    for case in ElementTree.parse(file).iter("testcase"):
+        bad = case.find("failure") if case.find("failure") is not None else case.find("error")
+        state = "failed" if bad is not None else "skipped" if case.find("skipped") is not None else "passed"
+        found.append({
+            "test": f"{case.get('classname')}::{case.get('name')}",
+            "state": state,
+            "seconds": float(case.get("time", "0")),
+            **{p.get("name", ""): p.get("value") for p in case.iter("property")},
+        })  # fmt: skip
+    return found
+
+
+def sanitized() -> list[Path]:
+    """The packages that go through the sanitizers."""
+    return [request(words) for words in (*(PACKAGES[name] for name in SANITIZED), DEBUG)]
+
+
+def sanitizers(session: Session) -> None:
+    """The four tools on every package of SANITIZED, and on the planted faults."""
+    jobs = max(1, session.jobs // 2)
+    limit = max(30.0, min(sanitize.TIMEOUT_S, session.left - 20))
+    session.keep("sanitize", sanitize.run(sanitized(), plant=True, jobs=jobs, timeout_s=limit))
+
+
+def calibrate(session: Session) -> None:
+    """`verify calibrate`: what the matrix unit and the special functions of this GPU do."""
+    file = session.out / "calibrate.json"
+    session.command(["-m", "verify", "calibrate", "--device", "cuda", "--out", str(file), "--json"], most=240.0)
+    session.held["calibrate"] = file.exists() and bool(json.loads(file.read_text())["holds"])
+
+
+def tile_request(d: int, tile: bench_report.Tile) -> dict[str, Any]:
+    return {"sram": SPEED_BUDGET, "d": d, "br": tile[0], "bc": tile[1], **_CUDA}
+
+
+def speed(session: Session) -> None:
+    """Time the best tile within 163 KB against torch's own backends, alternately, alone on the machine."""
+    figures: dict[str, Any] = {
+        "kind": "bench",
+        "device": "cuda",
+        "machine": machine.describe("cuda"),
+        "package": f"--sram {SPEED_BUDGET} per d, sm80",
+        "shapes": f"{TOKENS} tokens, {HIDDEN} columns in all heads; no GQA",
+        "rounds": ROUNDS,
+        "threads": 1,
+        "tiles": {},
+        "cells": [],
+        "holds": False,
+    }
+    timings = []
+    for dtype in DTYPES:
+        for d, tiles in SPEED_TILES.items():
+            wanted = [
+                Cell(dtype=dtype, d=d, n=n, causal=causal, batch=TOKENS // n, heads=HIDDEN // d)
+                for n in SPEED_LENGTHS
+                for causal in (False, True)
+            ]
+
+            def make(tile: bench_report.Tile | None, d: int = d) -> ModuleType:
+                assert tile is not None
+                return packages.load(request(tile_request(d, tile)))
+
+            tile, means = bench_report.best_tile(make, tiles, wanted, device="cuda")
+            attn = make(tile)
+            figures["tiles"][f"{dtype} d={d}"] = {
+                "tile": list(tile or ()),
+                "tried": {f"{br}x{bc}": mean for (br, bc), mean in means.items()},
+            }
+            for cell in wanted:
+                timings.append(time_cell(attn, cell, device="cuda", rounds=ROUNDS))
+                row = timings[-1].describe()
+                figures["cells"].append(row)
+                session.say(f"{cell}, tile {tile}: {row['ours_gflops'] / 1e3:.0f} TFLOP/s, "
+                            + ", ".join(f"{p} {row[f'vs_{p}']['median']:.3f}" for p in timings[-1].peers))  # fmt: skip
+            peers = list(dict.fromkeys(name for t in timings for name in t.peers))
+            figures["summary"] = {peer: summary(timings, peer) for peer in peers}
+            figures["load_at_the_end"] = machine.load()
+            figures["holds"] = len(timings) == len(DTYPES) * len(SPEED_TILES) * len(wanted)
+            session.keep("speed", figures)
+
+
+PARTS: dict[str, Callable[[Session], None]] = {
+    "speed": speed,
+    "certify": certify,
+    "tests": tests,
+    "sanitize": sanitizers,
+    "calibrate": calibrate,
+}

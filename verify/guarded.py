@@ -1,0 +1,214 @@
+"""Call every CUDA kernel of a package in memory that tells: what `verify.sanitize` runs under each of its tools.
+
+    python -m verify.guarded FOLDER --launcher sm80=LIBRARY
+
+Each problem runs twice on the same inputs: through the kernel's own C entry point, into outputs that were filled with
+NaN and lie between guard bytes; and through the op, whose outputs are exactly as long as they are said to be and
+which nobody wrote before. With PYTORCH_NO_CUDA_MEMORY_CACHING=1 each tensor is an allocation of its own, so that
+memcheck knows where it ends.
+
+Holds, or the process exits 1: the guard bytes are intact, no NaN is left in an output, both runs agree bit for bit.
+What a kernel must not read (keys beyond the length, gaps between rows) was never written either: initcheck tells.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from verify import packages
+from verify.cases import torch_dtype
+
+GUARD_BYTES, GUARD = 4096, 0xA5
+NAN_BYTE = 0xFF  # a float of any width made of these bytes is NaN
+CAUSAL = ("none", "bottom_right", "top_left")
+DTYPE_CODES = {"bf16": 2, "fp16": 3}
+DONE = "guarded calls:"  # what the last line of a good run starts with
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Sizes, mask and layout of one call. `lengths`: keys of each batch entry, or None for all."""
+
+    name: str
+    nq: int
+    nk: int
+    b: int = 1
+    hq: int = 1
+    hkv: int = 1
+    causal: str = "none"
+    lengths: tuple[int, ...] | None = None
+    layout: str = "contiguous"
+
+
+def problems(br: int, bc: int) -> list[Problem]:
+    """Shapes with an edge in every loop of a kernel with tiles of br rows and bc keys; small, as racecheck is slow."""
+    return [
+        Problem("one row, one key", 1, 1),
+        Problem("whole tiles", br, 2 * bc),
+        Problem("ragged, one row and one key more, GQA", br + 1, 2 * bc + 1, hq=4, hkv=2),
+        Problem("three query tiles", 2 * br + 9, bc - 1, hq=2, hkv=1),
+        Problem("causal, more keys than rows", br + 7, 2 * bc + 9, hq=2, hkv=2, causal="bottom_right"),
+        Problem("causal, rows without a key", br + 23, min(bc, br) - 3, b=2, causal="bottom_right", layout="bnhd"),
+        Problem("causal from the top left", br + 5, bc + 40, hq=2, hkv=1, causal="top_left", layout="padded"),
+        Problem("key lengths", 9, 2 * bc + 3, b=4, hq=2, hkv=1, lengths=(0, bc + 2, 2 * bc + 3, 5), layout="padded"),
+        Problem("key lengths, causal", br + 3, br + 3, b=2, causal="bottom_right", lengths=(br // 2 + 1, 1)),
+        Problem("no keys", 5, 0, hq=2, hkv=2),
+        Problem("strided", br + 2, bc + 2, b=2, hq=4, hkv=4, layout="bnhd"),
+        Problem("few rows, many keys", 3, 512, hq=2, hkv=2),
+    ]
+
+
+class ForwardArgs(ctypes.Structure):
+    """`ForwardArgs` of the emitted csrc/forward.h; the debug form's fields come last and do not disturb the other."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "o", "lse")),
+        *((name, ctypes.c_int64) for name in ("B", "Hq", "Hkv", "Nq", "Nk")),
+        *((f"{name}_stride", ctypes.c_int64 * 3) for name in ("q", "k", "v", "o")),
+        ("key_lengths", ctypes.c_void_p),
+        ("scale", ctypes.c_double),
+        ("causal", ctypes.c_int),
+        ("trace", ctypes.c_void_p),
+        ("trace_tiles", ctypes.c_int64),
+    )
+
+
+class Guarded:
+    """A tensor of NaN between guard bytes, in one allocation."""
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype) -> None:
+        size = math.prod(shape) * dtype.itemsize
+        self.memory = torch.full((size + 2 * GUARD_BYTES,), GUARD, dtype=torch.uint8, device="cuda")
+        inside = self.memory[GUARD_BYTES : GUARD_BYTES + size]
+        inside.fill_(NAN_BYTE)
+        self.values = inside.view(dtype).view(tuple(shape))
+
+    def intact(self) -> bool:
+        """Whether both guards are as they were."""
+        return bool((self.memory[:GUARD_BYTES] == GUARD).all() and (self.memory[-GUARD_BYTES:] == GUARD).all())
+
+
+def scattered(shape: tuple[int, ...], rows: Iterable[int], layout: str, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """(B,H,N,d) on the GPU: N(0, 1) in the first rows[b] rows of batch entry b; all else was never written."""
+    b, h, n, d = shape
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    if layout == "bnhd":
+        home = torch.empty((b, n, h, d), dtype=dtype, device="cuda").permute(0, 2, 1, 3)
+    elif layout == "padded":
+        home = torch.empty((b, h, n, d + 8), dtype=dtype, device="cuda")[..., :d]
+    else:
+        home = torch.empty(shape, dtype=dtype, device="cuda")
+    for i, count in enumerate(rows):
+        if count:
+            home[i, :, :count] = values[i, :, :count].cuda()
+    return home
+
+
+def launch(
+    library: ctypes.CDLL, target: str, dtype: str, q: Any, k: Any, v: Any, lengths: Any, causal: str, *, debug: bool
+) -> tuple[Guarded, Guarded]:
+    """Run the entry point of `target` in guarded memory; returns O and LSE.
+
+    Raises: RuntimeError when it returns an error.
+    """
+    (b, hq, nq, d), (_, hkv, nk, dv) = q.shape, v.shape
+    o = Guarded((b, hq, nq, dv), torch.float32 if debug else q.dtype)
+    lse = Guarded((b, hq, nq), torch.float32)
+    args = ForwardArgs(
+        q=q.data_ptr(), k=k.data_ptr(), v=v.data_ptr(), o=o.values.data_ptr(), lse=lse.values.data_ptr(),
+        B=b, Hq=hq, Hkv=hkv, Nq=nq, Nk=nk, key_lengths=None if lengths is None else lengths.data_ptr(),
+        scale=d**-0.5, causal=CAUSAL.index(causal), trace=None, trace_tiles=0,
+    )  # fmt: skip
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("o", o.values)):
+        setattr(args, f"{name}_stride", (ctypes.c_int64 * 3)(*tensor.stride()[:3]))
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    error = getattr(library, f"attention_forward_{target}")(ctypes.byref(args), DTYPE_CODES[dtype], stream)
+    if error:
+        raise RuntimeError(f"attention_forward_{target} returned CUDA error {error}")
+    return o, lse
+
+
+def faults(
+    attn: ModuleType, problem: Problem, variant: dict[str, Any], library: ctypes.CDLL, here: bool
+) -> Iterator[str]:
+    """Run one problem both ways; yields what does not hold. `here`: the op would choose this variant's target."""
+    checks = packages.part(attn, "checks")
+    dtype = torch_dtype(variant["dtype"])
+    rows = (problem.nk,) * problem.b if problem.lengths is None else problem.lengths
+    q = scattered((problem.b, problem.hq, problem.nq, checks.D), (problem.nq,) * problem.b, problem.layout, dtype, 1)
+    k = scattered((problem.b, problem.hkv, problem.nk, checks.D), rows, problem.layout, dtype, 2)
+    v = scattered((problem.b, problem.hkv, problem.nk, checks.DV), rows, problem.layout, dtype, 3)
+    lengths = None if problem.lengths is None else torch.tensor(problem.lengths, device="cuda")
+    debug = bool(attn_plan(attn)["request"].get("debug"))
+    o, lse = launch(library, variant["target"], variant["dtype"], q, k, v, lengths, problem.causal, debug=debug)
+    for name, guarded in (("O", o), ("LSE", lse)):
+        if not guarded.intact():
+            yield f"{name}: a guard byte was overwritten"
+        left = int(guarded.values.isnan().sum())
+        if left:
+            yield f"{name}: {left} elements are NaN: not written, or wrong"
+    if here:
+        words = {"causal": False if problem.causal == "none" else problem.causal, "key_lengths": lengths}
+        of_op = attn.attention(q, k, v, return_lse=True, **words)
+        for name, got, want in zip(("O", "LSE"), of_op, (o.values, lse.values), strict=True):
+            if not torch.equal(got, want):
+                yield f"{name}: the op and the kernel's entry point differ"
+
+
+def attn_plan(attn: ModuleType) -> dict[str, Any]:
+    """plan.json of an imported package."""
+    assert attn.__file__ is not None
+    return packages.plan(Path(attn.__file__).parent)
+
+
+def run(folder: Path, launchers: dict[str, ctypes.CDLL]) -> int:
+    """Run every problem on every variant that has a launcher; prints what does not hold. Returns the number of calls.
+
+    Raises: SystemExit when something does not hold.
+    """
+    attn = packages.load(folder)
+    recipe = packages.part(attn, "recipe")
+    chosen = recipe.target_for(recipe.capability_of(torch.device("cuda")))
+    calls, wrong = 0, []
+    for variant in packages.plan(folder)["variants"]:
+        library = launchers.get(variant["target"])
+        if library is None:
+            continue
+        for problem in problems(variant["plan"]["br"], variant["plan"]["bc"]):
+            here = variant["target"] == chosen
+            found = list(faults(attn, problem, variant, library, here))
+            torch.cuda.synchronize()
+            calls += 1 + here
+            wrong += [f"{variant['target']}/{variant['dtype']}, {problem.name}: {text}" for text in found]
+    for text in wrong:
+        print(text)
+    if wrong:
+        sys.exit(1)
+    return calls
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--launcher", action="append", required=True, metavar="TARGET=LIBRARY")
+    asked = parser.parse_args()
+    launchers = {}
+    for word in asked.launcher:
+        target, _, file = word.partition("=")
+        launchers[target] = ctypes.CDLL(file)
+    with torch.no_grad():
+        print(DONE, run(asked.folder, launchers))
+
+
+if __name__ == "__main__":
+    main()

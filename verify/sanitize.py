@@ -1,0 +1,249 @@
+"""Run every CUDA kernel of a package under compute-sanitizer, and show that each tool finds a fault planted for it.
+
+    python -m verify sanitize generated/attn_d128_sram192k --faults
+
+memcheck: no access outside an allocation, none misaligned. racecheck: no two accesses to shared memory without a
+barrier between them, copies by cp.async included. initcheck: nothing read that nobody wrote. synccheck: no barrier
+that some threads of a warp miss. The calls are those of `verify.guarded`: outputs poisoned with NaN and between guard
+bytes, no caching of memory, ragged, strided, causal and padded shapes.
+
+A clean report proves nothing unless the tool sees such faults in this kernel. So each planted fault is a change of
+the emitted text, sealed and built as a package of its own; a change that finds nothing to change is an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from codegen.errors import RequestError, ToolError
+from codegen.problem import Problem
+from verify import guarded, machine, mutants, packages
+from verify.mutants import Mutant
+from verify.progress import Step, silent
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+TIMEOUT_S = 240.0  # one tool on one package; racecheck is the slowest
+# The last line of each tool: errors, or hazards that racecheck calls errors and warnings.
+_SUMMARY = re.compile(r"(?:ERROR SUMMARY|RACECHECK SUMMARY): (\d+) (?:error|hazard)")
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A mistake in the emitted kernel that `tool` must report."""
+
+    tool: str
+    mutant: Mutant
+
+
+FAULTS = (
+    Fault("memcheck", Mutant(
+        "row_bound_dropped", "rows beyond Nq are written to O",
+        "row < rows; row += kThreads / kLanes", "row < kBr; row += kThreads / kLanes",
+    )),
+    Fault("memcheck", Mutant(
+        "load_bound_dropped", "rows beyond Nq and Nk are read",
+        "const bool exists = r < rows_left && ", "const bool exists = ",
+    )),
+    Fault("racecheck", Mutant(
+        "no_barrier_before_output", "a warp reads rows of O that another has yet to put into shared memory",
+        "  __syncthreads();\n  constexpr int kLanes = kPanelDv / 8;", "  constexpr int kLanes = kPanelDv / 8;",
+    )),
+    Fault("racecheck", Mutant(
+        "no_barrier_after_copy", "a warp reads V while others still copy their part of it",
+        "    __syncthreads();  // Vj is there; nobody reads Kj any more\n", "",
+    )),
+    Fault("initcheck", Mutant(
+        "last_row_not_written", "the last row of each query tile is left out of O",
+        "row < rows; row += kThreads / kLanes", "row < rows - 1; row += kThreads / kLanes",
+    )),
+    Fault("initcheck", Mutant(
+        "length_ignored", "keys beyond the length are read",
+        "const int64_t length = p.key_lengths ? ld_global_s64(p.key_lengths + tile.batch) : p.nk;",
+        "const int64_t length = p.nk;",
+    )),
+    Fault("synccheck", Mutant(
+        "divergent_barrier", "half of each warp misses a barrier",
+        "  __syncthreads();  // nobody reads Q, K or V any more",
+        "  if (threadIdx.x % 32 < 16) __syncthreads();",
+    )),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one tool said of one package."""
+
+    tool: str
+    package: str
+    errors: int | None  # None: the tool came to no end
+    calls: int | None  # None: the calls were not all made, or something about their results did not hold
+    seconds: float
+    text: str  # what it said, shortened; empty when clean
+    fault: str | None = None  # the planted one
+
+    @property
+    def holds(self) -> bool:
+        """Clean, or the planted fault was found."""
+        return bool(self.errors) if self.fault else self.errors == 0 and self.calls is not None
+
+    def describe(self) -> dict[str, Any]:
+        return {**vars(self), "holds": self.holds}
+
+
+def host() -> Problem:
+    """The package that faults are planted in: a few small tiles."""
+    return packages.request(sram="163KB", d=64, dtypes=("bf16",), archs=("sm80",), br=64, bc=32)
+
+
+def sanitizer(home: Path) -> str:
+    """The compute-sanitizer of PATH or of the CUDA toolkit in `home`.
+
+    Raises: RequestError when neither has one.
+    """
+    found = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=str(home / "bin"))
+    if found is None:
+        raise RequestError(
+            f"compute-sanitizer is neither on PATH nor in {home}/bin",
+            "it comes with the CUDA toolkit: install it there",
+        )
+    return found
+
+
+def launchers(folder: Path) -> dict[str, Path]:
+    """Target -> a library with its kernel's C entry point, with line numbers, for this machine's GPU.
+
+    Raises: ToolError when it does not compile.
+    """
+    attn = packages.load(folder)
+    recipe, facts = packages.part(attn, "recipe"), packages.plan(folder)
+    nvcc = packages.part(attn, "toolchain").cuda_toolkit().nvcc.command
+    import torch
+
+    on = f"sm_{recipe.capability_of(torch.device('cuda'))}"
+    made = {}
+    for target in recipe.CUDA_TARGETS:
+        source = folder / "csrc" / f"forward_{target}.cu"
+        command = [*nvcc, "-O3", "-std=c++17", "-lineinfo", f"-arch={on}", "-Xcompiler=-fPIC", "-shared"]
+        key = hashlib.sha256("\0".join([facts["digest"], *command]).encode()).hexdigest()[:16]
+        library = packages.cache() / "launchers" / f"{target}-{key}.so"
+        if not library.exists():
+            library.parent.mkdir(parents=True, exist_ok=True)
+            beside = library.with_name(f".{library.name}.{os.getpid()}")
+            done = subprocess.run([*command, str(source), "-o", str(beside)], capture_output=True, text=True)
+            if done.returncode:
+                raise ToolError(f"{source} does not compile: {' '.join(command)}", *done.stderr.splitlines()[:12])
+            beside.replace(library)
+        made[target] = library
+    return made
+
+
+def build(folder: Path) -> dict[str, Path]:
+    """Build the op's CUDA library and the launchers, ahead of any tool."""
+    packages.part(packages.load(folder), "build").library("cuda")
+    return launchers(folder)
+
+
+def examine(folder: Path, tool: str, *, fault: str | None = None, timeout_s: float = TIMEOUT_S) -> Report:
+    """Run the guarded calls of the package in `folder` under `tool`."""
+    home = packages.part(packages.load(folder), "toolchain").cuda_toolkit().home
+    words = [f"--launcher={target}={library}" for target, library in build(folder).items()]
+    command = [sanitizer(home), "--tool", tool, "--print-limit", "3"]
+    command += [sys.executable, "-m", "verify.guarded", str(folder), *words]
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": path}
+    start = time.monotonic()
+    try:
+        done = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+            timeout=timeout_s,
+        )  # fmt: skip
+        text = done.stdout
+    except subprocess.TimeoutExpired as late:
+        said = late.stdout or b""
+        text = (said if isinstance(said, str) else said.decode(errors="replace")) + f"\nno end after {timeout_s:.0f} s"
+    errors, calls = read(text)
+    report = Report(tool, folder.name, errors, calls, round(time.monotonic() - start, 1), "", fault)
+    clean = not report.errors and report.calls is not None
+    return report if clean else Report(**{**vars(report), "text": shortened(text)})
+
+
+def read(text: str) -> tuple[int | None, int | None]:
+    """(errors, calls) that the output of a tool states; None for what it does not."""
+    summary = _SUMMARY.findall(text)
+    calls = re.search(rf"^{guarded.DONE} (\d+)$", text, re.MULTILINE)
+    return (int(summary[-1]) if summary else None), (int(calls[1]) if calls else None)
+
+
+def shortened(text: str, lines: int = 12) -> str:
+    """The first lines of what a tool says about errors, then the end."""
+    said = [line for line in text.splitlines() if line.strip("= ")]
+    return "\n".join(said if len(said) <= 2 * lines else [*said[:lines], "...", *said[-lines:]])
+
+
+def run(
+    folders: Sequence[Path],
+    *,
+    tools: Sequence[str] = TOOLS,
+    plant: bool = False,
+    jobs: int = 4,
+    timeout_s: float = TIMEOUT_S,
+    step: Step = silent,
+) -> dict[str, Any]:
+    """Every tool on every package, and with `plant` each tool on the faults planted for it; `jobs` at a time.
+
+    Raises: RequestError without a GPU or without compute-sanitizer; what building raises.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RequestError("sanitize: torch sees no CUDA device here", "run it on a machine with an NVIDIA GPU")
+    work: list[tuple[Path, str, str | None]] = [(folder, tool, None) for tool in tools for folder in folders]
+    if plant:
+        work += [(mutants.package(f.mutant, host()), f.tool, f.mutant.name) for f in FAULTS if f.tool in tools]
+    home = packages.part(packages.load(work[0][0]), "toolchain").cuda_toolkit().home
+    sanitizer(home)
+
+    def one(job: tuple[Path, str, str | None]) -> Report:
+        folder, tool, fault = job
+        report = examine(folder, tool, fault=fault, timeout_s=timeout_s)
+        step(note=f"{tool} {fault or folder.name}")
+        return report
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(build, dict.fromkeys(folder for folder, _, _ in work)))
+        reports = list(pool.map(one, work))
+    return {
+        "kind": "sanitize",
+        "machine": machine.describe("cuda"),
+        "environment": "PYTORCH_NO_CUDA_MEMORY_CACHING=1; outputs filled with NaN and between guard bytes",
+        "clean": [r.describe() for r in reports if r.fault is None],
+        "planted": [r.describe() for r in reports if r.fault is not None],
+        "holds": all(r.holds for r in reports),
+    }
+
+
+def table(figures: dict[str, Any]) -> Table:
+    """One row per tool and package, then one per planted fault."""
+    made = Table(title=f"compute-sanitizer on {figures['machine']['gpu']['model']}", title_justify="left")
+    for name in ("tool", "package", "calls", "errors", "seconds", ""):
+        made.add_column(name)
+    for row in (*figures["clean"], *figures["planted"]):
+        good = "found" if row["fault"] else "clean"
+        verdict = good if row["holds"] else "[red]does not hold[/]"
+        cells = (row["tool"], f"planted: {row['fault']}" if row["fault"] else row["package"])
+        made.add_row(*cells, *(str(row[x]) for x in ("calls", "errors", "seconds")), verdict)
+    return made
