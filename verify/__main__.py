@@ -78,6 +78,7 @@ def _console() -> Console:
 )
 @click.option("--only", default=None, help="Run the one case of this name, as a violation's message says.")
 @click.option("--path", default=None, help="Run only this path, such as amx/bf16.")
+@click.option("--debug-form", is_flag=True, help="Also build the debug form and judge (m, l, O) after every key tile.")
 @click.option("--no-balls", is_flag=True, help="Leave python-flint out even where it is installed.")
 @_out
 @_json
@@ -88,6 +89,7 @@ def certify(
     per_dtype: int | None,
     only: str | None,
     path: str | None,
+    debug_form: bool,
     no_balls: bool,
     out: Path | None,
     as_json: bool,
@@ -97,7 +99,7 @@ def certify(
     Every case is heard by the readable reference (its invariant checked after every tile), by float64 with its own
     bound, by ball arithmetic where installed, and by mpmath on at least 8 rows; on every path that can be forced.
     """
-    from verify import certificate, devices, packages, suite
+    from verify import certificate, devices, packages, suite, trace
     from verify import certify as judged
     from verify.progress import bar
 
@@ -110,6 +112,10 @@ def certify(
     with bar(f"certify {folder.name} on {device}", total) as step:
         record = judged.certify(folder, where, options, step=step)
     stated = record.describe(where.describe())
+    if debug_form:
+        with bar("debug form", None) as step:
+            stated["debug_form"] = trace.stated(folder, where, seed=seed, step=step)
+        record.violations += stated["debug_form"]["violations"]
     if record.runs and only is None and path is None:
         certificate.write(folder, device, stated)
     for text in record.violations[:10]:

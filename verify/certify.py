@@ -88,14 +88,18 @@ def hear_case(
     only_path: str | None = None,
     with_balls: bool = True,
     spec: bool = True,
+    rows: int = judge.ROWS,
+    compare_plain: bool = True,
     seed: int = 0,
 ) -> None:
-    """Run one case on its paths and put the verdicts into `record`."""
+    """Run one case on its paths and put the verdicts into `record`; other words as `judge.hear` takes them."""
     paths: Sequence[Path] = [p for p in device.paths(attn, case.dtype, case) if only_path in (None, str(p))]
     runs = [(p, *device.run(attn, case, p)) for p in paths]
     truth = judge.Truth(case, with_balls=with_balls and work(case) <= BALLS_WORK)
     try:
-        verdicts = judge.hear(case, runs, truth=truth, spec=spec, seed=seed, device=device.name)
+        verdicts = judge.hear(
+            case, runs, truth=truth, spec=spec, rows=rows, seed=seed, device=device.name, compare_plain=compare_plain
+        )
     except InvariantError as error:
         record.violations.append(f"{case.name}: the reference breaks its own invariant: {error}\n  again: {how}")
         return

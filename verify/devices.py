@@ -6,10 +6,12 @@ TILEPROOF_CPU_ISA, which the binding reads at every call), the compiled architec
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path as Folder
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -34,6 +36,7 @@ class Path:
     br: int
     bc: int
     plan: dict[str, Any]
+    debug: bool = False  # O is stored as it is computed, whatever the dtype of the inputs
 
     def __str__(self) -> str:
         return f"{self.isa}/{self.dtype}"
@@ -57,7 +60,7 @@ class Device(Protocol):
         ...
 
 
-def _path(device: str, answer: dict[str, Any], dtype: str, unit: str) -> Path:
+def _path(attn: ModuleType, device: str, answer: dict[str, Any], dtype: str, unit: str) -> Path:
     return Path(
         device=device,
         isa=str(answer["isa"]),
@@ -67,7 +70,15 @@ def _path(device: str, answer: dict[str, Any], dtype: str, unit: str) -> Path:
         br=int(answer["br"]),
         bc=int(answer["bc"]),
         plan=dict(answer.get("plan", {})),
+        debug=_is_debug_form(attn),
     )
+
+
+def _is_debug_form(attn: ModuleType) -> bool:
+    file = getattr(attn, "__file__", None)
+    if file is None:
+        return False
+    return bool(json.loads((Folder(file).parent / "plan.json").read_text())["request"]["debug"])
 
 
 def _call(attn: ModuleType, case: Case, device: str) -> tuple[Array, Array]:
@@ -108,7 +119,7 @@ class Cpu:
         found = []
         for isa in attn.isas(dtype):
             with forced_isa(isa):
-                found.append(_path("cpu", _ask(attn, case, "cpu"), dtype, isa))
+                found.append(_path(attn, "cpu", _ask(attn, case, "cpu"), dtype, isa))
         return found
 
     def run(self, attn: ModuleType, case: Case, path: Path) -> tuple[Array, Array]:
@@ -132,7 +143,7 @@ class Cuda:
         self.unit = "sm_{}{}".format(*torch.cuda.get_device_capability())
 
     def paths(self, attn: ModuleType, dtype: str, case: Case) -> list[Path]:
-        return [_path("cuda", _ask(attn, case, "cuda"), dtype, self.unit)]
+        return [_path(attn, "cuda", _ask(attn, case, "cuda"), dtype, self.unit)]
 
     def run(self, attn: ModuleType, case: Case, path: Path) -> tuple[Array, Array]:
         return _call(attn, case, "cuda")

@@ -133,7 +133,8 @@ def fuzz_package(
     def check(description: strategies.Description) -> None:
         case = description.case(f"fuzz/{outcome.name}")
         before = len(found.violations)
-        hear_case(module, case, device, found, f"python -m verify fuzz {folder} --seed {seed}", spec=spec, seed=seed)
+        how = f"python -m verify fuzz {folder} --device {device.name} --examples {examples} --seed {seed}"
+        hear_case(module, case, device, found, how, spec=spec, rows=0, compare_plain=False, seed=seed)
         outcome.counts[f"dtype {case.dtype}"] += 1
         outcome.counts[f"mask {case.causal}{'+lengths' if case.key_lengths is not None else ''}"] += 1
         step()

@@ -173,19 +173,23 @@ def hear(
     rows: int = ROWS,
     seed: int = 0,
     device: str = "cpu",
+    compare_plain: bool = True,
 ) -> list[Verdict]:
-    """Judge the outputs (path, o, lse) of one case; one verdict per run, in order."""
+    """Judge the outputs (path, o, lse) of one case; one verdict per run, in order.
+
+    rows: how many of them mpmath hears at least (0: none). compare_plain: also run the plain formula.
+    """
     known = truth if truth is not None else Truth(case)
     heard = [_Run(path, o, lse, [known.bound(head, path) for head in range(len(known.keys))]) for path, o, lse in runs]
     chosen = _rows_for_mpmath(known, heard, rows, seed)
     exact = [known.mpmath(head, picked) if picked else None for head, picked in enumerate(chosen)]
-    beside = plain.attention(case, device=device)
+    beside = plain.attention(case, device=device) if compare_plain else None
     return [_verdict(known, run, exact, beside, spec) for run in heard]
 
 
 def model_of(path: Path) -> arithmetic.ArithmeticModel:
     """The rounding constants of the kernel on `path`: its model, what was calibrated, and its plan's figures."""
-    return arithmetic.model(path.arithmetic, path.dtype, device=path.unit, **path.plan)
+    return arithmetic.model(path.arithmetic, path.dtype, debug=path.debug, device=path.unit, **path.plan)
 
 
 def check(attn: ModuleType, case: Case, *, on: Device | None = None, spec: bool = False) -> list[Verdict]:
@@ -207,6 +211,8 @@ def check(attn: ModuleType, case: Case, *, on: Device | None = None, spec: bool 
 def _rows_for_mpmath(known: Truth, runs: Sequence[_Run], least: int, seed: int) -> list[list[int]]:
     """Which rows of each head T2 hears: first and last row, tile edges, the worst of T0, then random ones."""
     nq, heads = known.case.q.shape[2], len(known.keys)
+    if least == 0:
+        return [[]] * heads
     if nq * heads <= least:
         return [list(range(nq))] * heads
     edges = {0, nq - 1} | {x for run in runs for x in (run.path.br - 1, run.path.br) if x < nq}
@@ -225,7 +231,7 @@ def _rows_for_mpmath(known: Truth, runs: Sequence[_Run], least: int, seed: int) 
     return [sorted(row for head, row in picked if head == mine) for mine in range(heads)]
 
 
-def _verdict(known: Truth, run: _Run, exact: list[Reference | None], beside: plain.Plain, spec: bool) -> Verdict:
+def _verdict(known: Truth, run: _Run, exact: list[Reference | None], beside: plain.Plain | None, spec: bool) -> Verdict:
     """Every judge on one run."""
     found: dict[tuple[str, str], Figure] = {}
     broken: list[str] = []
@@ -262,6 +268,8 @@ def _verdict(known: Truth, run: _Run, exact: list[Reference | None], beside: pla
             want, room = getattr(best, output), getattr(bound, output) + getattr(best, f"{output}_err")
             spread[output].append(ratio(got[output], want, room)[number])
             error[output] = max(error[output], _largest(got[output], want, number))
+            if beside is None:
+                continue
             theirs = getattr(beside, output)[b, h]
             comparable = number & np.isfinite(theirs) & np.isfinite(want)
             plain_error[output] = max(plain_error[output], _largest(theirs, want, comparable))

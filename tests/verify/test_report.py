@@ -39,7 +39,9 @@ def test_a_block_is_filled_and_the_rest_is_left_alone(results, tmp_path):
     assert report.refresh(readme, results, write=False, generated=tmp_path) and readme.read_text() == README
     assert report.refresh(readme, results, write=True, generated=tmp_path)
     text = readme.read_text()
-    assert text.startswith("before\n<!-- figures: bench cpu -->\n") and text.endswith("<!-- end of figures -->\nafter\n")
+    assert text.startswith("before\n<!-- figures: bench cpu -->\n") and text.endswith(
+        "<!-- end of figures -->\nafter\n"
+    )
     assert "| bf16 | 64 | 512 | full |" in text and "geometric mean 2.00" in text and "old" not in text
     assert "bench_cpu.json" in text and "load" in text
     assert not report.refresh(readme, results, write=True, generated=tmp_path)
@@ -64,7 +66,7 @@ def test_the_command_notices_a_readme_that_is_stale(results, tmp_path, monkeypat
 
 
 def test_a_header_names_machine_versions_command_and_load(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["/somewhere/verify/__main__.py", "bench", "/somewhere/else/attn_d64", "--n", "512"])
+    monkeypatch.setattr("sys.argv", ["/a/verify/__main__.py", "bench", "/b/attn_d64", "--n", "512"])
     found = machine.describe()
     assert found["cpu"]["cores"] >= 1 and found["versions"]["python"] and len(found["load"]) == 3
     assert found["command"] == "python -m verify bench attn_d64 --n 512"
