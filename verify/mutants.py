@@ -60,8 +60,15 @@ CPU = (
     ),
     Mutant("l_not_rescaled", "l is not multiplied by alpha", "l = l * alpha[n] + sum[n];", "l = l + sum[n];"),
     Mutant("alpha_inverted", "alpha = exp(m_new - m_old)", "(m - base[n], scale_log2)", "(base[n] - m, scale_log2)"),
-    Mutant("log2e_missing", "exp2 of a natural exponent", "a.scale * 1.4426950408889634", "a.scale * 1.0"),
-    Mutant("log2e_short", "log2(e) with five digits", "1.4426950408889634", "1.4427"),
+    Mutant(
+        "log2e_missing", "exp2 of a natural exponent", "__builtin_fma(a.scale, kLog2e, a.scale * kLog2eTail)", "a.scale"
+    ),
+    Mutant(
+        "log2e_short",
+        "log2(e) with five digits",
+        "__builtin_fma(a.scale, kLog2e, a.scale * kLog2eTail)",
+        "a.scale * 1.4427",
+    ),
     Mutant("last_key_dropped", "the last key is never seen", ": a.Nk;", ": a.Nk - (a.Nk > 0);"),
     Mutant(
         "key_lengths_ignored",
@@ -90,6 +97,41 @@ CPU = (
     Mutant("empty_row_unguarded", "0 / 0 in a row without keys", "square[i] = sum == 0 ? Vector{} : square[i];", ""),
     Mutant("lse_without_scale", "LSE takes the unscaled maximum", "m[r] * a.scale + ", "m[r] + "),
     Mutant("lse_base_2", "LSE in base 2", "__builtin_log(", "__builtin_log2("),
+)
+
+# For the bf16 kernel on the matrix unit.
+AMX = (
+    Mutant(
+        "o_not_rescaled",
+        "O is not multiplied by alpha",
+        "_mm512_store_ps(o, _mm512_mul_ps(_mm512_load_ps(o), alpha[h]));",
+        "",
+    ),
+    Mutant(
+        "l_not_rescaled",
+        "l is not multiplied by alpha",
+        "_mm512_store_ps(state.l + 16 * h, _mm512_mul_ps(_mm512_load_ps(state.l + 16 * h), alpha[h]));",
+        "",
+    ),
+    Mutant(
+        "l_of_rounded_p_not_rescaled",
+        "the sum that divides O is not multiplied by alpha",
+        "_mm512_mul_ps(_mm512_load_ps(p.l_rounded + 16 * h), alpha[h])",
+        "_mm512_load_ps(p.l_rounded + 16 * h)",
+    ),
+    Mutant("tail_key_admitted", "a key beyond the last is seen", "j >= keys ? 16 :", "j > keys ? 16 :"),
+    Mutant("causal_one_too_many", "a row sees one future key", "j - diagonal - 16 * h)", "j - diagonal - 1 - 16 * h)"),
+    Mutant("causal_second_half", "rows 16.. are masked like rows 0..", "j - diagonal - 16 * h)", "j - diagonal)"),
+    Mutant("heads_interleaved", "query head h reads K/V head h mod Hkv", "hkv = h / (a.Hq / a.Hkv)", "hkv = h % a.Hkv"),
+    Mutant(
+        "lse_without_l",
+        "LSE = m",
+        "_mm512_load_ps(state.m_low + 16 * h), l);",
+        "_mm512_load_ps(state.m_low + 16 * h), _mm512_set1_ps(1.0f));",
+    ),
+    Mutant(
+        "p_columns_swapped", "even and odd keys of a pair change places", "pair_bf16(even, odd)", "pair_bf16(odd, even)"
+    ),
 )
 
 # For spec/flash2.py.
@@ -126,7 +168,7 @@ class Hunt:
     """Whether fuzzing found one mutant."""
 
     name: str
-    of: str  # "cpu" or "spec"
+    of: str  # "cpu", "cpu amx" or "spec"
     what: str
     examples: int
     first_failure: int | None
@@ -162,16 +204,18 @@ def package(mutant: Mutant, problem: Problem) -> Folder:
     return writer.write_files(files, packages.cache() / "mutants" / digest[: rendered.DIGEST_CHARS])
 
 
-def host() -> Problem:
+def host(dtype: str = "float32") -> Problem:
     """The package that the CPU mutants live in: small tiles, d != dv, neither a power of two."""
-    return packages.request(sram="192KB", d=24, dv=40, dtypes=("float32",), archs=("cpu",), br=32, bc=16)
+    tile = {"br": 32, "bc": 16} if dtype == "float32" else {"br": 64, "bc": 32}
+    return packages.request(sram="192KB", d=24, dv=40, dtypes=(dtype,), archs=("cpu",), **tile)
 
 
-def hunt_cpu(mutant: Mutant, device: Device, *, examples: int, seed: int, problem: Problem | None = None) -> Hunt:
+def hunt_cpu(mutant: Mutant, device: Device, *, examples: int, seed: int) -> Hunt:
     """Fuzz one mutated CPU package until something fails."""
-    folder = package(mutant, problem if problem is not None else host())
-    outcome = fuzz.fuzz_package(folder, device, examples=examples, seed=seed, most=70, shrink=False)
-    return Hunt(mutant.name, "cpu", mutant.what, outcome.examples, outcome.first_failure, outcome.failure)
+    of, dtype = ("cpu amx", "bf16") if mutant in AMX else ("cpu", "float32")
+    folder = package(mutant, host(dtype))
+    outcome = fuzz.fuzz_package(folder, device, examples=examples, seed=seed, most=100, shrink=False)
+    return Hunt(mutant.name, of, mutant.what, outcome.examples, outcome.first_failure, outcome.failure)
 
 
 def hunt_spec(mutant: Mutant, *, examples: int, seed: int) -> Hunt:
@@ -201,13 +245,15 @@ def reference(mutant: Mutant) -> ModuleType:
 
 
 def hunt_all(device: Device, *, examples: int, seed: int, step: Step = silent) -> list[Hunt]:
-    """Every mutant of the reference, and of the CPU kernels where the device is a CPU."""
+    """Every mutant of the reference; on a CPU, those of its kernels too, of the matrix unit's where it has one."""
     found = []
     for mutant in SPEC:
         found.append(hunt_spec(mutant, examples=examples, seed=seed))
         step(note=f"spec {mutant.name}")
-    if device.name == "cpu":
-        for mutant in CPU:
-            found.append(hunt_cpu(mutant, device, examples=examples, seed=seed))
-            step(note=f"cpu {mutant.name}")
+    if device.name != "cpu":
+        return found
+    has_amx = "amx" in packages.load(packages.emit(host("bf16"))).isas("bf16")
+    for mutant in (*CPU, *(AMX if has_amx else ())):
+        found.append(hunt_cpu(mutant, device, examples=examples, seed=seed))
+        step(note=f"cpu {mutant.name}")
     return found

@@ -25,9 +25,9 @@ def test_a_broken_reference_is_found(mutant):
     assert hunt.found, f"{mutant.what}: not found in {hunt.examples} examples"
 
 
-@pytest.mark.parametrize("mutant", mutants.CPU, ids=lambda m: m.name)
+@pytest.mark.parametrize("mutant", (*mutants.CPU, *mutants.AMX), ids=lambda m: m.name)
 def test_each_mutant_changes_the_emitted_text(mutant):
-    files = rendered.render_package(mutants.host())
+    files = rendered.render_package(mutants.host("bf16" if mutant in mutants.AMX else "float32"))
     changed = mutant.apply(files)
     assert {path for path in files if files[path] != changed[path]} > {"plan.json"}
     assert rendered.content_digest(changed) == rendered.read_plan(changed["plan.json"])["digest"]
