@@ -18,6 +18,7 @@ VARIANTS = {
     "both": {"archs": ("cpu", "sm80", "sm86"), "dv": 24},
     "one_dtype": {"archs": ("cpu",), "dtypes": ("float64",)},
     "debug": {"archs": ("cpu", "sm80"), "debug": True},
+    "whose_name_is_rather_long_0123456": {"archs": ("cpu", "sm80")},
 }
 
 
@@ -90,7 +91,7 @@ def test_aarch64_builds_the_baseline_unit_only(packages, emitted, monkeypatch):
     recipe = attn.build.__globals__["recipe"]
     monkeypatch.setattr(recipe.platform, "machine", lambda: "aarch64")
     units = [word for step in recipe.cpu().steps for word in step if word.endswith(".cpp")]
-    assert units == ["{csrc}/forward_cpu_baseline.cpp", "{csrc}/binding_cpu.cpp"]
+    assert units == ["{csrc}/binding_cpu.cpp", "{csrc}/forward_cpu_baseline.cpp"]
 
 
 def test_the_library_uses_the_stable_c_interface_of_torch_only(attn):
