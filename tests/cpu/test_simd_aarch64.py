@@ -1,19 +1,14 @@
 """The baseline unit on aarch64: cross-compiled, run by an emulator, judged like the others."""
 
-import functools
-import math
 import shutil
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.cpu import judged, units
+from tests.cpu import judged, programs, units
 from tests.cpu.test_simd import draw, dtypes, package
 
-COMPILER, EMULATOR, ROOT = "aarch64-linux-gnu-g++", "qemu-aarch64", "/usr/aarch64-linux-gnu"
-PROBE = Path(__file__).with_name("emulated.cpp")
+COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which(COMPILER) and shutil.which(EMULATOR)),
@@ -21,32 +16,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@functools.cache
-def program(problem):
-    files = {n: t for n, t in units.sources(problem).items() if n.endswith(".h") or "baseline" in n}
-    files[PROBE.name] = PROBE.read_bytes()
-    flags = units.ISAS["baseline"].flags
-    return units.build(
-        files, "forward_cpu_baseline.cpp", flags, compiler=COMPILER, shared=False, more=(PROBE.name, "-lm")
-    )
-
-
-def attention(problem, dtype, q, k, v, *, causal=False, key_lengths=None):
-    kind = units.DTYPE[dtype]
-    wide = np.dtype(np.float64 if dtype == "float64" else np.float32)
-    (b, hq, nq, d), (_, hkv, nk, _) = q.shape, k.shape
-    itemsize = np.dtype(kind).itemsize
-    head = [units.CODE[dtype], b, hq, hkv, nq, nk, units.CAUSAL[causal], itemsize, itemsize, wide.itemsize, d]
-    sent = (
-        np.array([*head, problem.dv, key_lengths is not None], np.int64).tobytes()
-        + np.float64(1 / math.sqrt(d)).tobytes()
-    )
-    sent += b"" if key_lengths is None else np.array(key_lengths, np.int64).tobytes()
-    sent += b"".join(np.ascontiguousarray(x).tobytes() for x in (q, k, v))
-    done = subprocess.run([EMULATOR, "-L", ROOT, str(program(problem))], input=sent, capture_output=True, check=True)
-    o_bytes = b * hq * nq * problem.dv * itemsize
-    o = np.frombuffer(done.stdout[:o_bytes], kind).reshape(b, hq, nq, problem.dv)
-    return o, np.frombuffer(done.stdout[o_bytes:], wide).reshape(b, hq, nq)
+def attention(problem, dtype, *tensors, **more):
+    program = programs.build(problem, "baseline", units.ISAS["baseline"].flags, compiler=COMPILER)
+    return programs.attention([EMULATOR, "-L", "/usr/aarch64-linux-gnu", program], problem, dtype, *tensors, **more)
 
 
 @pytest.mark.field("R104")

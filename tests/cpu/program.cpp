@@ -1,17 +1,20 @@
-// Runs one kernel of the baseline unit on a problem read from standard input, so that an emulator can run it.
+// Runs one kernel of a unit on a problem read from standard input: for emulators and sanitizers. ENTRY is the unit's.
+// Every tensor has an allocation of its own, of exactly its size.
 //
 // In: 13 int64 (dtype, B, Hq, Hkv, Nq, Nk, causal, bytes of one element, of one output, of one LSE, d, dv, lengths?),
 // the scale as double, the key lengths if any, then Q, K, V, contiguous. Out: O, then LSE.
 #include <cstdio>
+#include <cstdlib>
 #include <vector>
 
 #include "forward.h"
 
-extern "C" const ForwardKernel* attention_forward_baseline(int dtype);
+extern "C" const ForwardKernel* ENTRY(int dtype);
 
 static std::vector<char> read(int64_t bytes) {
-  std::vector<char> data(bytes + 1);  // never empty
-  if (fread(data.data(), 1, bytes, stdin) != size_t(bytes)) data.clear();
+  std::vector<char> data(bytes);
+  if (bytes && fread(data.data(), 1, bytes, stdin) != size_t(bytes)) exit(2);
+  data.shrink_to_fit();
   return data;
 }
 
@@ -22,7 +25,6 @@ int main() {
   const int64_t B = n[1], Hq = n[2], Hkv = n[3], Nq = n[4], Nk = n[5], d = n[10], dv = n[11];
   const std::vector<char> lengths = read(n[12] ? 8 * B : 0);
   const std::vector<char> q = read(B * Hq * Nq * d * n[7]), k = read(B * Hkv * Nk * d * n[7]), v = read(B * Hkv * Nk * dv * n[7]);
-  if (q.empty() || k.empty() || v.empty()) return 2;
   std::vector<char> o(B * Hq * Nq * dv * n[8]), lse(B * Hq * Nq * n[9]);
 
   ForwardArgs a = {};
@@ -39,7 +41,7 @@ int main() {
   a.scale = scale;
   a.causal = int(n[6]);
   int64_t next = 0;
-  if (attention_forward_baseline(int(n[0]))->run(&a, nullptr, &next)) return 3;
+  if (ENTRY(int(n[0]))->run(&a, nullptr, &next)) return 3;
   fwrite(o.data(), 1, o.size(), stdout);
   fwrite(lse.data(), 1, lse.size(), stdout);
   return 0;
