@@ -48,6 +48,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.field("R031", "R032")
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_reported_with_its_element_values_and_tile(mistake, broken):
     step, change = MISTAKES[mistake]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
 
 from codegen import package as rendered
-from verify import campaign, certify, devices, fuzz, mutants, strategies
+from verify import campaign, certify, devices, fuzz, mutants, packages, strategies
 from verify.__main__ import main
 from verify.certificate import Record
 
@@ -46,6 +49,33 @@ def test_a_broken_kernel_is_found():
     mutant = next(m for m in mutants.CPU if m.name == "o_not_rescaled")
     hunt = mutants.hunt_cpu(mutant, devices.Cpu(), examples=campaign.WITHIN, seed=0)
     assert hunt.found and "err/bound" in (hunt.message or "")
+
+
+@pytest.mark.field("R018", "R064")
+def test_the_unbroken_host_of_the_mutants_passes():
+    """d = 24, dv = 40, groups of 1 to 3 query heads on 1 or 2 K/V heads, both causal corners, key lengths."""
+    outcome = fuzz.fuzz_package(packages.emit(mutants.host()), devices.Cpu(), examples=60, seed=2, most=80)
+    assert outcome.failure is None and outcome.examples >= 60
+    assert {"mask none", "mask bottom_right+lengths", "mask top_left"} <= set(outcome.counts)
+
+
+DIRTY = """
+from verify import devices, judge, mutants, packages, strategies
+attn = packages.load(packages.emit(mutants.host()))
+for nq, nk, lengths in ((1, 1, None), (33, 17, None), (5, 40, (3,)), (50, 31, (0,))):
+    sizes = dict(d=24, dv=40, nq=nq, nk=nk, group=2)
+    one = strategies.Description(dtype="float32", lengths=lengths, mask="bottom_right", **sizes)
+    judge.check(attn, one.case())
+print("right")
+"""
+
+
+@pytest.mark.field("R068")
+def test_fresh_memory_full_of_huge_numbers_never_reaches_a_result():
+    """glibc fills what malloc returns with 0x7f: as float32 that is 3.4e38, so one read of it is seen."""
+    environment = {**os.environ, "MALLOC_PERTURB_": "128", "PYTHONPATH": os.getcwd()}
+    done = subprocess.run([sys.executable, "-c", DIRTY], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == "right", done.stderr
 
 
 def test_a_package_is_fuzzed_on_every_path(small_package):
