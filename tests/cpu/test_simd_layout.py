@@ -91,7 +91,7 @@ def test_every_output_is_written_and_nothing_else(isa, dtype):
             assert (home == 7).all()
 
 
-@pytest.mark.field("R085", "R110", "R111")
+@pytest.mark.field("R110", "R111")
 @isas
 @dtypes
 def test_a_call_depends_on_nothing_that_ran_before(isa, dtype):

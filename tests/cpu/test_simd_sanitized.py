@@ -29,7 +29,7 @@ def flags(isa):
 UNITS = [("v4", (8, 24, 64, 40)), ("v4", (72, 8, 32, 16)), ("v3", (40, 8, 32, 16)), ("baseline", (8, 24, 64, 40))]
 
 
-@pytest.mark.field("R066", "R088")
+@pytest.mark.field("R066")
 @pytest.mark.parametrize(("isa", "sizes"), UNITS, ids=str)
 @dtypes
 def test_no_access_is_out_of_bounds_and_no_behaviour_undefined(_sanitizers, isa, sizes, dtype):

@@ -144,7 +144,7 @@ def test_a_scale_below_the_normal_range_gives_the_mean(isa, dtype):
         judged.assert_right(problem, isa, dtype, q, k, v, (o, lse), scale=1e-30, key_lengths=[97])
 
 
-@pytest.mark.field("R074", "R077")
+@pytest.mark.field("R073", "R077")
 @isas
 @dtypes
 @pytest.mark.parametrize("axis", [0, 1, 2], ids=["batch", "head", "row"])
