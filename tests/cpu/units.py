@@ -106,9 +106,14 @@ class ForwardKernel(ctypes.Structure):
 @functools.cache
 def kernel(problem, isa, dtype):
     """The ForwardKernel of a unit for one dtype, compiled on first use."""
-    files = {n: t for n, t in sources(problem).items() if n.endswith(".h") or n == f"forward_cpu_{isa}.cpp"}
+    return load(sources(problem), isa, dtype)
+
+
+def load(files, isa, dtype):
+    unit = f"forward_cpu_{isa}.cpp"
+    wanted = {name: text for name, text in files.items() if name.endswith(".h") or name == unit}
     flags = [f for f in ISAS[isa].flags if f != "-fvisibility=hidden"]  # here the entry is called from outside
-    library = ctypes.CDLL(str(build(files, f"forward_cpu_{isa}.cpp", flags)))
+    library = ctypes.CDLL(str(build(wanted, unit, flags)))
     entry = getattr(library, f"attention_forward_{isa}")
     entry.restype = ctypes.POINTER(ForwardKernel)
     found = entry(CODE[dtype])
@@ -125,10 +130,12 @@ def strides(x):
     return (ctypes.c_int64 * 3)(*(s // x.itemsize for s in x.strides[:3]))
 
 
-def attention(problem, isa, dtype, q, k, v, *, scale=None, causal=False, key_lengths=None, out=None, trace=False):
+def attention(
+    problem, isa, dtype, q, k, v, *, scale=None, causal=False, key_lengths=None, out=None, trace=False, by=None
+):
     """O (B,Hq,Nq,dv), LSE (B,Hq,Nq) and, with trace=True, the trace (B,Hq,Nq,tiles,2+dv) of a debug unit.
 
-    q, k, v: arrays of the dtype with any (batch, head, row) strides. The outputs start as NaN.
+    q, k, v: arrays of the dtype with any (batch, head, row) strides. The outputs start as NaN. by: a kernel of `load`.
     """
     p = plan(problem, isa, dtype)
     wide = np.float64 if dtype == "float64" else np.float32
@@ -150,7 +157,8 @@ def attention(problem, isa, dtype, q, k, v, *, scale=None, causal=False, key_len
         traced = np.full((*shape[:3], a.trace_tiles, 2 + problem.dv), np.nan, wide)
         a.trace = traced.ctypes.data
     counter = ctypes.c_int64(0)
-    assert kernel(problem, isa, dtype).run(ctypes.byref(a), None, ctypes.addressof(counter)) == 0
+    run = (by or kernel(problem, isa, dtype)).run
+    assert run(ctypes.byref(a), None, ctypes.addressof(counter)) == 0
     return (out, lse, traced) if trace else (out, lse)
 
 
