@@ -18,7 +18,7 @@ PER_THREAD = 255  # what one thread can address; 8 warps fill the 65536 of an SM
 MOST_WARPS = 8
 
 # Largest number of accumulators per thread by m16 tiles per warp. With two, every B fragment is used twice.
-MOST_ACCUMULATORS = {1: 160, 2: 160}
+MOST_ACCUMULATORS = {1: 160, 2: 144}
 
 
 @dataclass(frozen=True)

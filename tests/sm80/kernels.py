@@ -17,10 +17,11 @@ ARCHS = ("sm_80", "sm_90")  # the first target of the kernel and the card that i
 
 @dataclass(frozen=True)
 class Report:
-    """What ptxas says of one kernel. `spilled_bytes` counts stores and loads."""
+    """What ptxas says of one kernel. `spilled_bytes` counts stack, stores and loads."""
 
     spilled_bytes: int
     registers: int
+    static_shared_bytes: int
 
 
 def nvcc() -> str | None:
@@ -39,9 +40,9 @@ def ptxas() -> str | None:
     return inside or shutil.which("ptxas")
 
 
-def write(folder: Path, plan: Sm80Plan, dtypes: tuple[str, ...] = ("bf16",)) -> Path:
+def write(folder: Path, plan: Sm80Plan, dtypes: tuple[str, ...] = ("bf16",), *, debug: bool = False) -> Path:
     """The kernel of `plan` and its headers, written to `folder`; also of a plan that the planner would not make."""
-    asked = problem.make(sram_bytes=2**20, d=plan.d, dv=plan.dv, dtypes=dtypes, archs=["sm80"])
+    asked = problem.make(sram_bytes=2**20, d=plan.d, dv=plan.dv, dtypes=dtypes, archs=["sm80"], debug=debug)
     context = {**sm80.context(asked, plan, "sm80", dtypes), "problem": asked, "header": ["A kernel of the test suite."]}
     folder.mkdir(parents=True, exist_ok=True)
     source = folder / "forward_sm80.cu"
@@ -66,7 +67,13 @@ def assemble(ptx: Path, arch: str, cubin: Path | None = None) -> list[Report]:
     assert command is not None
     line = [command, "-v", "-O3", f"-arch={arch}", str(ptx), "-o", str(cubin or "/dev/null")]
     said = subprocess.run(line, check=True, capture_output=True, text=True).stderr
-    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
-    registers = re.findall(r"Used (\d+) registers", said)
-    assert len(spills) == len(registers) > 0, said
-    return [Report(int(s) + int(l), int(r)) for (s, l), r in zip(spills, registers, strict=True)]
+    reports = [
+        Report(sum(map(int, spills)), int(registers), int(shared or 0))
+        for *spills, registers, shared in re.findall(
+            r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads\s+"
+            r"ptxas info\s*: Used (\d+) registers(?:.*?, (\d+) bytes smem)?",
+            said,
+        )
+    ]
+    assert reports, said
+    return reports

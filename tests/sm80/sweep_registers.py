@@ -3,8 +3,9 @@
     python tests/sm80/sweep_registers.py border sample:600 --out codegen/plans/registers_sm80.json
 
 `border`: per padded d and dv the largest Bc that the rule accepts, with one and with two m16 tiles per warp, and each
-tile that is listed beyond the rule. `sample:N`: N more accepted tiles, drawn with a fixed seed. `beyond`: the first
-tile past the rule, with either place for the refill of K. Takes about 1.5 s per tile and core.
+tile that is listed beyond the rule. `sample:N`: N more accepted tiles, drawn with a fixed seed. `beyond`: for d = dv,
+tiles of 32 rows per warp past the rule, with either place for the refill of K: where the list comes from. Takes about
+1.5 s per tile and core.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ def border() -> Iterator[Sm80Plan]:
 
 
 def beyond() -> Iterator[Sm80Plan]:
-    for row_tiles in registers_sm80.MOST_ACCUMULATORS:
-        for d in WIDTHS:
-            for dv in WIDTHS:
-                for early in (True, False):
-                    yield tile(row_tiles, d, dv, largest_bc(row_tiles, dv) + GRANULE, early=early)
+    for d in WIDTHS:
+        for bc in range(largest_bc(2, d) + GRANULE, max(0, 208 - d) + 1, GRANULE):
+            for early in (True, False):
+                for warps in (registers_sm80.COMPILED_WARPS, 4, 8):
+                    yield tile(2, d, d, bc, warps=warps, early=early)
 
 
 def sample(count: int) -> Iterator[Sm80Plan]:
