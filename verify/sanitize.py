@@ -188,9 +188,10 @@ def read(text: str) -> tuple[int | None, int | None]:
     return (int(summary[-1]) if summary else None), (int(calls[1]) if calls else None)
 
 
-def shortened(text: str, lines: int = 12) -> str:
-    """The first lines of what a tool says about errors, then the end."""
-    said = [line for line in text.splitlines() if line.strip("= ")]
+def shortened(text: str, lines: int = 8) -> str:
+    """The first lines of what a tool says of the device and the last lines of all, without the host's call stacks."""
+    stack = re.compile(r"Host Frame|host backtrace|^frame #|^=*\s*$")
+    said = [line.removeprefix("=========").rstrip() for line in text.splitlines() if not stack.search(line)]
     return "\n".join(said if len(said) <= 2 * lines else [*said[:lines], "...", *said[-lines:]])
 
 

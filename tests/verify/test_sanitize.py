@@ -54,6 +54,14 @@ def test_the_output_of_a_tool_is_read(said):
     assert planted.holds == (said in ("one error", "hazards", "a warning is a hazard"))
 
 
+def test_a_report_keeps_what_concerns_the_device():
+    device = [f"========= Invalid __global__ write of size {i} bytes" for i in range(40)]
+    host = ["=========     Saved host backtrace up to", "=========         Host Frame: main", "frame #3: run + 0x1"]
+    text = sanitize.shortened("\n".join([*device[:20], *host, *device[20:], "========= ERROR SUMMARY: 40 errors"]))
+    assert "size 0 bytes" in text and "ERROR SUMMARY: 40" in text and "\n...\n" in text
+    assert "Host" not in text and "frame" not in text and len(text.splitlines()) < 20
+
+
 def test_the_arguments_have_the_layout_of_forward_h(tmp_path):
     """Offsets as the C++ compiler has them, for both forms."""
     for debug in (False, True):
