@@ -36,7 +36,8 @@ from verify.progress import Step, silent
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 TIMEOUT_S = 240.0  # one tool on one package; racecheck is the slowest
-# The last line of each tool: errors, or hazards that racecheck calls errors and warnings.
+# The end of what each tool says: all errors, then those left out for --print-limit; hazards, be they called errors or
+# warnings.
 _SUMMARY = re.compile(r"(?:ERROR SUMMARY|RACECHECK SUMMARY): (\d+) (?:error|hazard)")
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -185,7 +186,7 @@ def read(text: str) -> tuple[int | None, int | None]:
     """(errors, calls) that the output of a tool states; None for what it does not."""
     summary = _SUMMARY.findall(text)
     calls = re.search(rf"^{guarded.DONE} (\d+)$", text, re.MULTILINE)
-    return (int(summary[-1]) if summary else None), (int(calls[1]) if calls else None)
+    return max(map(int, summary), default=None), (int(calls[1]) if calls else None)
 
 
 def shortened(text: str, lines: int = 8) -> str:
