@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path as Folder
 from types import ModuleType
 
+import numpy as np
+
 from spec.errors import InvariantError
 from verify import devices, judge, packages, suite
 from verify.cases import Case
@@ -92,9 +94,16 @@ def hear_case(
     compare_plain: bool = True,
     seed: int = 0,
 ) -> None:
-    """Run one case on its paths and put the verdicts into `record`; other words as `judge.hear` takes them."""
+    """Run one case twice on its paths (the bits must agree) and put the verdicts into `record`.
+
+    Other words as `judge.hear` takes them.
+    """
     paths: Sequence[Path] = [p for p in device.paths(attn, case.dtype, case) if only_path in (None, str(p))]
     runs = [(p, *device.run(attn, case, p)) for p in paths]
+    for path, *first in runs:
+        second = device.run(attn, case, path)
+        if not all(np.array_equal(x, y, equal_nan=True) for x, y in zip(first, second, strict=True)):
+            record.violations.append(f"{case.name} on {path}: two runs differ\n  again: {how} --path {path}")
     truth = judge.Truth(case, with_balls=with_balls and work(case) <= BALLS_WORK)
     try:
         verdicts = judge.hear(

@@ -14,6 +14,7 @@ from codegen import check
 from verify import certificate, certify, devices, judge, packages, special, suite
 from verify.__main__ import main
 from verify.cases import Case, representable, visible
+from verify.certificate import Record
 from verify.inputs import FAMILIES
 
 DTYPES = ("float32", "float64", "bf16", "fp16")
@@ -170,6 +171,14 @@ def test_a_violation_exits_1_and_says_how_to_see_it_again(small_package, monkeyp
     assert again[:4] == ["python", "-m", "verify", "certify"] and "--only" in again and "--path" in again
     narrow = CliRunner().invoke(main, [*again[3:], "--json", "--no-balls"])
     assert narrow.exit_code == 1 and json.loads(narrow.stdout)["runs"] == 1
+
+
+def test_a_kernel_that_is_not_deterministic_is_noticed(broken):
+    calls = iter(range(100))
+    unsteady = broken(output=lambda o: o * (1 + 2.0**-26 * next(calls)))  # far inside any float32 bound
+    record = Record(0)
+    certify.hear_case(unsteady, gaussian(), devices.Cpu(), record, "again")
+    assert len(record.violations) == 1 and "two runs differ" in record.violations[0]
 
 
 @pytest.mark.parametrize(
