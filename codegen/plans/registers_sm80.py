@@ -32,13 +32,22 @@ class Fit:
     refill_before_softmax: bool
 
 
-# (row_tiles, d_padded, dv_padded, bc) beyond the rule that were compiled one by one and do not spill. One warp alone
-# issues so many copies that they do.
-COMPILED: dict[tuple[int, int, int, int], Fit] = {
-    (2, 64, 64, 128): Fit(refill_before_softmax=True),
-    (2, 128, 128, 64): Fit(refill_before_softmax=False),
+# Larger tiles of 32 rows per warp that were compiled one by one, for d = dv and these numbers of warps. Padded width ->
+# Bc with the refill before the softmax, Bc with the refill after it.
+COMPILED_WARPS = (2, 4, 8)
+COMPILED: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    16: ((144, 160, 176), ()),
+    32: ((128, 144), ()),
+    48: ((112, 128, 144), ()),
+    64: ((96, 112, 128), ()),
+    80: ((80, 96, 112), ()),
+    96: ((64, 80), ()),
+    112: ((48,), (64,)),
+    128: ((32, 48), (64,)),
+    144: ((16,), (32,)),
+    160: ((16, 32), ()),
+    176: ((16, 32), ()),
 }
-COMPILED_WARPS = 2
 
 
 def accumulators(row_tiles: int, dv_padded: int, bc: int) -> int:
@@ -48,9 +57,10 @@ def accumulators(row_tiles: int, dv_padded: int, bc: int) -> int:
 
 def fit(row_tiles: int, warps: int, d_padded: int, dv_padded: int, bc: int) -> Fit | None:
     """How the tile holds in registers, None if it would spill."""
-    listed = COMPILED.get((row_tiles, d_padded, dv_padded, bc))
-    if listed is not None and warps >= COMPILED_WARPS:
-        return listed
+    if row_tiles == 2 and d_padded == dv_padded and warps in COMPILED_WARPS:
+        for keys, before in zip(COMPILED.get(d_padded, ()), (True, False), strict=False):
+            if bc in keys:
+                return Fit(refill_before_softmax=before)
     if accumulators(row_tiles, dv_padded, bc) <= MOST_ACCUMULATORS[row_tiles]:
         return Fit(refill_before_softmax=True)
     return None

@@ -278,9 +278,9 @@ def _why_registers(problem: Problem, br: int, bc: int) -> str:
     """Why the tile does not hold in registers, for each way to spread its rows."""
     needs = {n: accumulators(n, padded(problem.dv), bc) for n in spreads(br)}
     ways = " or ".join(
-        f"{need} with {GRANULE * n} rows per warp (more than {MOST_ACCUMULATORS[n]} spill)" for n, need in needs.items()
+        f"{need} with {GRANULE * n} rows per warp (limit {MOST_ACCUMULATORS[n]})" for n, need in needs.items()
     )
-    return f"{br} x {bc}: S and O take {ways} of the {PER_THREAD} registers of a thread"
+    return f"{br} x {bc} spills: of a thread's {PER_THREAD} registers, S and O take {ways}"
 
 
 def _try_keys(problem: Problem, br: int, bc: int) -> list[str]:

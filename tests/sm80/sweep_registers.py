@@ -1,6 +1,6 @@
 """Compiles many tiles and writes down which of them spill: the evidence behind `codegen/plans/registers_sm80.py`.
 
-    python tests/sm80/sweep_registers.py border sample:600 --out codegen/plans/registers_sm80.json
+    python tests/sm80/sweep_registers.py border sample:900 beyond --out codegen/plans/registers_sm80.json
 
 `border`: per padded d and dv the largest Bc that the rule accepts, with one and with two m16 tiles per warp, and each
 tile that is listed beyond the rule. `sample:N`: N more accepted tiles, drawn with a fixed seed. `beyond`: for d = dv,
@@ -11,6 +11,7 @@ tiles of 32 rows per warp past the rule, with either place for the refill of K: 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -55,16 +56,16 @@ def border() -> Iterator[Sm80Plan]:
             for dv in WIDTHS:
                 if largest_bc(row_tiles, dv):
                     yield tile(row_tiles, d, dv, largest_bc(row_tiles, dv))
-    for row_tiles, d, dv, bc in registers_sm80.COMPILED:
-        for warps in (registers_sm80.COMPILED_WARPS, 4, 8):
-            yield tile(row_tiles, d, dv, bc, warps=warps)
+    for d, lists in registers_sm80.COMPILED.items():
+        for bc, warps in itertools.product(itertools.chain(*lists), registers_sm80.COMPILED_WARPS):
+            yield tile(2, d, d, bc, warps=warps)
 
 
 def beyond() -> Iterator[Sm80Plan]:
     for d in WIDTHS:
         for bc in range(largest_bc(2, d) + GRANULE, max(0, 208 - d) + 1, GRANULE):
             for early in (True, False):
-                for warps in (registers_sm80.COMPILED_WARPS, 4, 8):
+                for warps in registers_sm80.COMPILED_WARPS:
                     yield tile(2, d, d, bc, warps=warps, early=early)
 
 
@@ -105,7 +106,7 @@ def main() -> None:
         rows = sorted(pool.map(compiled, plans))
     said = subprocess.run([str(kernels.ptxas()), "--version"], capture_output=True, text=True).stdout
     version = re.findall(r"V([0-9.]+)", said)[-1]
-    head = {"command": " ".join(sys.argv), "ptxas": version, "machine": platform.machine(), "fields": list(FIELDS)}
+    head = {"swept": asked.what, "ptxas": version, "machine": platform.machine(), "fields": list(FIELDS)}
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
     asked.out.write_text(json.dumps(head)[:-1] + ', "rows": [\n' + lines + "\n]}\n")
     spilling = [row for row in rows if row[6] or row[7]]
