@@ -15,7 +15,8 @@ README = TESTS / "README.md"
 HEAD = """# Tests
 
 The folders mirror the project: `spec/`, `codegen/`, `package/` (the emitted Python and its build), `cpu/`, `sm80/`
-(kernels), `verify/`. A test's name is the claim that it checks; its tolerance is a derived bound or exact equality.
+(kernels), `kernels/` (emitted packages with the real kernels, every path of the machine), `gpu/`, `verify/`.
+A test's name is the claim that it checks; its tolerance is a derived bound or exact equality.
 `pytest` runs all of them; those that need a GPU say so and are run on one by `python -m pytest -m gpu`.
 
 The tables below are written by `python tests/field_reports.py` from the markers on the tests: each row is a bug that
@@ -60,7 +61,8 @@ def render() -> str:
             where = "<br>".join(f"`{t}`" for t in tests.get(report, []))
             later = f"feature due later: {row['later']}" if "later" in row else ""
             never = f"cannot occur because {row['impossible']}" if "impossible" in row else ""
-            out.append(f"| {report} {row['thread']} | {row['right']} | {'<br>'.join(x for x in (where, later, never) if x)} |")
+            answer = "<br>".join(x for x in (where, later, never) if x)
+            out.append(f"| {report} {row['thread']} | {row['right']} | {answer} |")
     return "\n".join(out) + "\n"
 
 

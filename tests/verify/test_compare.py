@@ -14,6 +14,7 @@ def test_the_ratio_is_error_over_bound():
     assert ratio(np.array([1.0]), np.array([1.5]), 1.0, want_error=1.0)[0] == 0.25
 
 
+@pytest.mark.field("R032")
 @pytest.mark.parametrize(
     "got, want, bound, expected",
     [
@@ -37,6 +38,7 @@ def test_what_is_not_a_number_passes_only_when_both_sides_agree(got, want, bound
     assert ratio(np.array([got]), np.array([want]), np.array([bound]))[0] == expected
 
 
+@pytest.mark.field("R032")
 def test_nan_in_one_of_many_fails():
     got = np.zeros((4, 8))
     got[2, 5] = nan
@@ -44,6 +46,7 @@ def test_nan_in_one_of_many_fails():
         assert_within(got, np.zeros((4, 8)), 1.0)
 
 
+@pytest.mark.field("R031", "R040")
 def test_the_message_names_element_values_bound_and_tile():
     got = np.zeros((40, 8))
     got[37, 3], got[1, 1] = 3.0, 2.0
