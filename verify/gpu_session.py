@@ -11,8 +11,10 @@ Holds always: `holds` of every result file is computed from its figures, and the
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -73,6 +75,27 @@ ROUNDS = 9
 def request(words: dict[str, Any]) -> Path:
     """The folder of a package of the tables above."""
     return packages.emit(**words)
+
+
+def identity(folder: Path) -> dict[str, Any]:
+    """What a figure belongs to: the package, and its kernels by a hash of their code.
+
+    A change elsewhere in the package, or of a comment, changes the package's digest and not its kernels.
+    """
+    plan = packages.plan(folder)
+    kernels = [path for path in plan["files"] if path.endswith((".cu", ".cuh"))]
+    return {
+        "package": folder.name,
+        "digest": plan["digest"],
+        "kernels": {path: code_hash((folder / path).read_text()) for path in kernels},
+    }
+
+
+def code_hash(text: str) -> str:
+    """SHA-256 of C++ text without its comments, every run of white space counted as one space."""
+    strings = r'"(?:\\.|[^"\\\n])*"'
+    code = re.sub(rf"//[^\n]*|/\*.*?\*/|({strings})", lambda found: found[1] or " ", text, flags=re.DOTALL)
+    return hashlib.sha256(" ".join(code.split()).encode()).hexdigest()
 
 
 @dataclass
@@ -168,6 +191,7 @@ def certify(session: Session) -> None:
     """Certify every package in processes of their own; the figures of all in one file."""
     figures: dict[str, Any] = {
         "kind": "certificates",
+        "device": "cuda",
         "machine": machine.describe("cuda"),
         "command": f"python -m verify certify PACKAGE --device cuda --cases {CASES}",
         "holds": False,
@@ -190,7 +214,7 @@ def certify(session: Session) -> None:
     with ThreadPoolExecutor(min(session.jobs, len(PACKAGES))) as pool:
         for job in [pool.submit(one, name) for name in PACKAGES]:
             name, folder, stated, said = job.result()
-            entry: dict[str, Any] = {"package": folder.name, "digest": packages.plan(folder)["digest"]}
+            entry: dict[str, Any] = identity(folder)
             if stated is None:
                 entry |= {"holds": False, "error": said[-2000:]}
             else:
@@ -218,7 +242,8 @@ def tests(session: Session) -> None:
         rows = junit(file) if file.exists() else []
     count = {state: sum(row["state"] == state for row in rows) for state in ("passed", "failed", "skipped")}
     session.keep("tests", {
-        "kind": "gpu-tests",
+        "kind": "tests",
+        "device": "cuda",
         "machine": machine.describe("cuda"),
         "command": "python -m pytest -m gpu tests/gpu",
         "holds": done.returncode == 0 and count["passed"] > 0,
@@ -300,6 +325,7 @@ def speed(session: Session) -> None:
             figures["tiles"][f"{dtype} d={d}"] = {
                 "tile": list(tile or ()),
                 "tried": {f"{br}x{bc}": mean for (br, bc), mean in means.items()},
+                **identity(request(tile_request(d, tile or (0, 0)))),
             }
             for cell in wanted:
                 timings.append(time_cell(attn, cell, device="cuda", rounds=ROUNDS))

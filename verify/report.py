@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from codegen.errors import CheckFailed
+from verify.certificate import OUTPUTS
 
 GENERATED = Path("generated")
 _BLOCK = re.compile(r"(<!-- figures: (?P<name>[a-z_ 0-9]+) -->\n)(?P<body>.*?)(<!-- end of figures -->)", re.DOTALL)
@@ -199,6 +200,38 @@ def _calibrate(item: Figures) -> str:
     return f"{_table(('model', 'on', 'what', 'measured', 'assumed', 'holds'), rows)}\n\n{_source(item)}"
 
 
+def _certificates(item: Figures) -> str:
+    rows = []
+    for why, entry in item["packages"].items():
+        for p in entry["paths"]:
+            tile = (p["path"], f"{p['br']} x {p['bc']}", str(p["cases"]))
+            rows.append(
+                [f"`{entry['package']}`: {why}", *tile, *(f"{p['outputs'][x]['max_ratio']:.3f}" for x in OUTPUTS)]
+            )
+    head = ("package", "path", "Br x Bc", "cases", "O: max err/bound", "LSE: max err/bound")
+    counts = f"{len(item['packages'])} packages, {item['cases']} cases, {item['violations']} violations"
+    return f"{_table(head, rows)}\n\n{counts}. {_source(item)}"
+
+
+def _tests(item: Figures) -> str:
+    ratios = [float(row["err_over_bound"]) for row in item["tests"] if "err_over_bound" in row]
+    probes = f"; {len(ratios)} probes, max err/bound {max(ratios):.3f}" if ratios else ""
+    return f"{item['passed']} passed, {item['failed']} failed, {item['skipped']} skipped{probes}. {_source(item)}"
+
+
+def _sanitize(item: Figures) -> str:
+    tools = list(dict.fromkeys(row["tool"] for row in item["clean"]))
+    rows = []
+    for tool in tools:
+        clean = [row for row in item["clean"] if row["tool"] == tool]
+        planted = [f"{row['fault']} ({'found' if row['holds'] else 'NOT FOUND'})" for row in item["planted"]
+                   if row["tool"] == tool]  # fmt: skip
+        counts = (str(sum(row[x] or 0 for row in clean)) for x in ("calls", "errors"))
+        rows.append([tool, str(len(clean)), *counts, ", ".join(planted)])
+    head = ("tool", "packages", "calls", "errors", "planted faults")
+    return f"{_table(head, rows)}\n\n{item['environment']}. {_source(item)}"
+
+
 def _plain(item: Figures) -> str:
     return f"`{item['file']}`: {_source(item)}"
 
@@ -209,4 +242,7 @@ _WRITERS: dict[str, Callable[[Figures], str]] = {
     "fuzz": _fuzz,
     "real": _real,
     "calibrate": _calibrate,
+    "certificates": _certificates,
+    "tests": _tests,
+    "sanitize": _sanitize,
 }

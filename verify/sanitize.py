@@ -230,6 +230,7 @@ def run(
         reports = list(pool.map(one, work))
     return {
         "kind": "sanitize",
+        "device": "cuda",
         "machine": machine.describe("cuda"),
         "environment": "PYTORCH_NO_CUDA_MEMORY_CACHING=1; outputs filled with NaN and between guard bytes",
         "clean": [r.describe() for r in reports if r.fault is None],

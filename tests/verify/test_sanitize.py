@@ -107,6 +107,13 @@ def test_every_package_of_the_session_is_legal_and_its_tile_is_what_was_asked():
     assert set(gpu_session.SANITIZED) <= set(gpu_session.PACKAGES)
 
 
+def test_a_kernel_is_known_by_its_code():
+    text = 'int x;  // one\n/* two\n three */ asm("mov // no comment;");\n'
+    assert gpu_session.code_hash(text) == gpu_session.code_hash('int x;\n\n  asm("mov // no comment;"); // four')
+    assert gpu_session.code_hash(text) != gpu_session.code_hash(text.replace("no comment", "another"))
+    assert gpu_session.code_hash(text) != gpu_session.code_hash(text.replace("x", "y"))
+
+
 def test_a_junit_file_is_read(tmp_path):
     file = tmp_path / "junit.xml"
     file.write_text(
