@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
+from codegen.errors import ToolError
 from codegen.plans.cpu_isa import VECTOR_ISAS
 from verify import arithmetic, packages
 from verify.formats import round_to
@@ -30,44 +34,75 @@ class Found(ctypes.Structure):
 
 def measure(stride: int, step: Step) -> list[Probe]:
     """exp2 on every `stride`-th argument per instruction set of this machine; the matrix unit where there is one."""
-    folder = packages.emit(d=16, dtypes=("float32", "bf16"), archs=("cpu",))
+    folder = packages.emit(d=16, dtypes=("float32", "bf16", "fp16"), archs=("cpu",))
     attn = packages.load(folder)
     compiler = packages.part(attn, "toolchain").cxx().command
     digest = packages.plan(folder)["digest"][:12]
+    headers = f"-I{folder / 'csrc'}"
     found: list[Probe] = []
     for isa in VECTOR_ISAS:
         if isa.name not in attn.isas("float32"):
             continue
-        command = [*compiler, *isa.flags, "-shared", f"-DLANES={isa.vector_bytes // 4}", f"-I{folder / 'csrc'}"]
-        worst = exp2(compile_probe(command, "exp2_cpu.cpp", f"exp2_{isa.name}_{digest}"), stride)
-        step(note=f"exp2 {isa.name}")
+        command = [*compiler, *isa.flags, "-shared", f"-DLANES={isa.vector_bytes // 4}", headers]
+        library = compile_probe(command, "exp2_cpu.cpp", f"exp2_{isa.name}_{digest}")
+        worst = exp2(library, stride, below=LOWEST)
         name = isa.arithmetic["float"]
-        assumed = arithmetic.model(name, "float32")
-        found += [
-            Probe(
-                name, isa.name, f"exp2: largest relative error, at {worst.worst_at:.9g}", worst.worst,
-                assumed.exp2_error, {"exp2_error": worst.worst},
-            ),
-            Probe(name, isa.name, "exp2: largest result that is flushed to 0", worst.flushed_from, assumed.exp2_flush),
-            Probe(name, isa.name, "exp2(0)", worst.at_zero, 1.0, exact=True),
-            Probe(name, isa.name, "exp2(-inf)", worst.at_minus_infinity, 0.0, exact=True),
-            Probe(name, isa.name, "exp2 keeps a NaN", worst.nan_stays, 1.0, exact=True),
-        ]  # fmt: skip
-    if "amx" in attn.isas("bf16"):
-        found += amx(compiler)
-        step(note="amx")
+        found += _about(worst, arithmetic.model(name, "float32"), isa.name, {"exp2_error": worst.worst})
+        step(note=f"exp2 {isa.name}")
+    if "amx" not in attn.isas("bf16"):
+        return found
+    for variant in (v for v in packages.plan(folder)["variants"] if v["isa"] == "amx"):
+        function = _tile_exp2(folder, variant["dtype"])
+        command = [*compiler, *AMX_FLAGS, "-shared", f"-DTILE_EXP2={function}", headers]
+        library = compile_probe(command, "exp2_cpu.cpp", f"{function}_{digest}")
+        model = arithmetic.model(variant["arithmetic"], variant["dtype"], **variant["plan"])
+        # A reference may trail the maximum, so arguments above 0 occur too.
+        found += _about(exp2(library, stride, below=LOWEST, above=model.lag_log2 + 1), model, "amx", {})
+        step(note=function)
+    found += amx(compiler)
+    step(note="amx")
     return found
 
 
-def exp2(library: ctypes.CDLL, stride: int) -> Found:
-    """Run the exp2 probe over [-LOWEST, -0] on all cores; the worst of its parts."""
+def _about(worst: Found, model: arithmetic.ArithmeticModel, on: str, constants: dict[str, float]) -> list[Probe]:
+    """What the exp2 probe found beside what the model of the path assumes."""
+    name = model.name
+    at = f"exp2: largest relative error, at {worst.worst_at:.9g}"
+    return [
+        Probe(name, on, at, worst.worst, model.exp2_error, constants),
+        Probe(name, on, "exp2: largest result that is flushed to 0", worst.flushed_from, model.exp2_flush),
+        Probe(name, on, "exp2(0)", worst.at_zero, 1.0, exact=True),
+        Probe(name, on, "exp2(-inf)", worst.at_minus_infinity, 0.0, exact=True),
+        Probe(name, on, "exp2 keeps a NaN", worst.nan_stays, 1.0, exact=True),
+    ]
+
+
+def _tile_exp2(folder: Path, dtype: str) -> str:
+    """The exp2 that the matrix-unit kernel of `dtype` calls, by the text of the emitted package.
+
+    Raises: ToolError when it calls none that forward_amx.h defines.
+    """
+    defined = re.findall(r"__m512 (exp2\w+)\(__m512 \w+\) \{", (folder / "csrc" / "forward_amx.h").read_text())
+    kernel = (folder / "csrc" / f"forward_amx_{dtype}.h").read_text()
+    for name in defined:
+        if f"{name}(" in kernel:
+            return str(name)
+    raise ToolError(f"forward_amx_{dtype}.h calls none of {', '.join(defined) or 'no exp2'}")
+
+
+def exp2(library: ctypes.CDLL, stride: int, *, below: float, above: float = 0.0) -> Found:
+    """Run the exp2 probe over [-below, -0] and [0, above] on all cores; the worst of its parts."""
     workers = os.cpu_count() or 1
-    edges = np.linspace(0, float_bits(LOWEST), 8 * workers + 1).astype(np.int64)
-    parts = [Found() for _ in edges[1:]]
+    ranges = [
+        (int(a), int(b), sign)
+        for end, sign in ((below, 1 << 31), (above, 0))
+        for a, b in pairwise(np.linspace(0, float_bits(end), 8 * workers + 1).astype(np.int64))
+    ]
+    parts = [Found() for _ in ranges]
 
     def part(i: int) -> None:
-        begin, end = ctypes.c_uint32(int(edges[i])), ctypes.c_uint32(int(edges[i + 1]))
-        library.probe(begin, end, ctypes.c_uint32(stride), ctypes.byref(parts[i]))
+        begin, end, sign = (ctypes.c_uint32(x) for x in ranges[i])
+        library.probe(begin, end, ctypes.c_uint32(stride), sign, ctypes.byref(parts[i]))
 
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(part, range(len(parts))))
