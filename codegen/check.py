@@ -24,7 +24,7 @@ class Report:
     folder: Path
     digest: str  # of the regeneration; empty when there is none
     differences: tuple[str, ...]
-    certified: bool  # whether a certificate for this digest is there
+    certified: bool  # whether a certificate for this digest is there and says of each device that its bounds held
 
 
 def check_package(folder: Path, problem: Problem | None = None) -> Report:
@@ -43,12 +43,11 @@ def check_package(folder: Path, problem: Problem | None = None) -> Report:
     differences += [f"{path}: not part of the package" for path in emit.foreign_files(folder) if path not in want]
     stale = [path for path in stated["files"] if path not in want and (folder / path).exists()]
     differences += [f"{path}: no longer part of the package" for path in stale]
-    certificate = folder / CERTIFICATE_FILE
+    certificate, holds = folder / CERTIFICATE_FILE, False
     if certificate.exists():
-        differences += _certificate_difference(certificate, digest)
-    return Report(
-        folder=folder, digest=digest, differences=tuple(differences), certified=certificate.exists() and not differences
-    )
+        found, holds = _certificate(certificate, digest)
+        differences += found
+    return Report(folder=folder, digest=digest, differences=tuple(differences), certified=holds and not differences)
 
 
 def check(out: Path, problem: Problem | None = None, name: str | None = None) -> list[Report]:
@@ -101,11 +100,14 @@ def _difference(path: Path, relative: str, want: bytes) -> str | None:
     return f"{relative}: has {len(got)} bytes instead of {len(want)}"
 
 
-def _certificate_difference(certificate: Path, digest: str) -> list[str]:
+def _certificate(file: Path, digest: str) -> tuple[list[str], bool]:
+    """How a certificate differs from one for `digest`, and whether it says that the bounds held on every device."""
     try:
-        stated = json.loads(certificate.read_bytes())["digest"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return [f"{CERTIFICATE_FILE}: not a certificate"]
-    if stated != digest:
-        return [f"{CERTIFICATE_FILE}: made for digest {str(stated)[:12]}, the package has {digest[:12]}"]
-    return []
+        stated = json.loads(file.read_bytes())
+        made_for, devices = stated["digest"], stated["devices"]
+        holds = bool(devices) and all(device["holds"] is True for device in devices.values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return [f"{CERTIFICATE_FILE}: not a certificate"], False
+    if made_for != digest:
+        return [f"{CERTIFICATE_FILE}: made for digest {str(made_for)[:12]}, the package has {digest[:12]}"], False
+    return [], holds

@@ -155,7 +155,7 @@ def _check(options: dict[str, Any], out: Path) -> None:
         _print_json([{"package": str(r.folder), "digest": r.digest, "certified": r.certified} for r in reports])
         return
     for r in reports:
-        certified = "certified" if r.certified else "no certificate"
+        certified = "certified" if r.certified else "not certified"
         click.echo(f"{r.folder}: fresh, digest {r.digest[:12]}, {certified}")
 
 

@@ -70,12 +70,20 @@ def test_a_plan_with_another_request_is_found_by_the_request(out):
 def test_figures_of_a_certificate_are_ignored_but_not_its_digest(out):
     digest = json.loads((out / NAME / PLAN_FILE).read_text())["digest"]
     certificate = out / NAME / "certificate.json"
-    certificate.write_text(json.dumps({"digest": digest, "worst": 0.5}))
+    held = {"devices": {"cpu": {"holds": True, "worst": 0.5}}}
+    certificate.write_text(json.dumps({"digest": digest, **held}))
     assert [r.certified for r in check.check(out)] == [True]
-    certificate.write_text(json.dumps({"digest": "0" * 64, "worst": 0.5}))
+    certificate.write_text(json.dumps({"digest": "0" * 64, **held}))
     assert "certificate.json: made for digest 000000000000" in differences(out)
     certificate.write_text("not JSON")
     assert "certificate.json: not a certificate" in differences(out)
+
+
+@pytest.mark.parametrize("devices", [{}, {"cpu": {"holds": False}}, {"cpu": {"holds": True}, "cuda": {"holds": False}}])
+def test_a_certificate_of_violations_does_not_make_a_package_certified(out, devices):
+    digest = json.loads((out / NAME / PLAN_FILE).read_text())["digest"]
+    (out / NAME / "certificate.json").write_text(json.dumps({"digest": digest, "devices": devices}))
+    assert [(r.certified, r.differences) for r in check.check(out)] == [(False, ())]
 
 
 def test_a_check_first_restores_what_a_killed_writer_left(out):
