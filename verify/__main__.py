@@ -7,6 +7,7 @@ met. Figures go to stdout (JSON with --json), progress to stderr.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,9 @@ import click
 from rich.console import Console
 
 from codegen.errors import TileproofError
+
+# The oracle's matrices are small: threads of the BLAS cost more than they give. Kernels use torch's threads.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 RESULTS = Path(__file__).resolve().parent / "results"
 

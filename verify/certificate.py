@@ -31,6 +31,11 @@ QUANTILES = (0.5, 0.9, 0.99, 0.999)
 BARS = (1e-4, 1e-3, 1e-2, 0.1, 0.25, 0.5, 0.75, 1.0)
 
 
+def short(x: float) -> float:
+    """Four digits: enough for a figure that people read, and a certificate that stays small."""
+    return float(f"{x:.4g}")
+
+
 class Distribution:
     """err/bound of many elements, kept as counts: 64 bins a decade, so a quantile is known to 3.7 %."""
 
@@ -79,7 +84,7 @@ class Distribution:
         return {
             "elements": self.elements,
             "max": self.largest,
-            **{f"q{q:g}": self.quantile(q) for q in QUANTILES},
+            **{f"q{q:g}": short(self.quantile(q)) for q in QUANTILES},
             "histogram": {"up_to": list(BARS), "elements": self.bars()},
         }
 
@@ -132,7 +137,7 @@ class OutputRecord:
                 for judge, (f, case) in self.judges.items()
             },
             "distribution": self.spread.describe(),
-            "families": self.families,
+            "families": {name: {key: short(x) for key, x in row.items()} for name, row in self.families.items()},
         }
 
 

@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -101,11 +102,20 @@ def find(argument: str) -> Path:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` where a reader never finds half of it."""
+    """Write `value` where a reader never finds half of it; what is innermost and short stands on one line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(value, indent=1, sort_keys=False) + "\n")
+    beside.write_text(_INNERMOST.sub(_on_one_line, json.dumps(value, indent=1)) + "\n")
     beside.replace(path)
+
+
+# A list or an object that holds numbers and short words only.
+_INNERMOST = re.compile(r"(?P<open>[\[{])\n(?P<body>[^\[\]{}]*?)\n\s*(?P<close>[\]}])")
+
+
+def _on_one_line(found: re.Match[str]) -> str:
+    body = " ".join(line.strip() for line in found["body"].splitlines())
+    return found["open"] + body + found["close"] if len(body) <= 150 else found.group(0)
 
 
 def part(attn: ModuleType, name: str) -> Any:

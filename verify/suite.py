@@ -42,13 +42,16 @@ class Shape:
 
 
 def shapes(tiles: Sequence[tuple[int, int]]) -> list[Shape]:
-    """What is dealt to the families. `tiles` are the (br, bc) of all paths: each has its edges among the lengths."""
+    """What is dealt to the families. `tiles` are the (br, bc) of all paths: each has its edges among the lengths.
+
+    Every shape has at least 8 rows over its heads: that many go through mpmath.
+    """
     found: list[Shape] = [
-        Shape(nq=1, nk=1),
+        Shape(nq=1, nk=1, b=2, hq=4, hkv=2),
         Shape(nq=20, nk=20, causal="bottom_right", hq=2, hkv=1),
         Shape(nq=24, nk=5, causal="bottom_right"),
         Shape(nq=5, nk=24, causal="bottom_right", layout="bnhd", hq=4, hkv=2),
-        Shape(nq=5, nk=24, causal="top_left"),
+        Shape(nq=5, nk=24, causal="top_left", hq=2),
         Shape(nq=3, nk=40, b=2, hq=6, hkv=2, lengths=(1.0, 0.4), layout="padded"),
         Shape(nq=1, nk=97, hq=8, hkv=1),
         Shape(nq=7, nk=130, b=3, lengths=(0.0, 0.51, 1.0), layout="offset"),

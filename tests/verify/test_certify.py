@@ -106,6 +106,7 @@ def test_the_default_suite_has_the_promised_breadth():
     assert {c.family for c in cases} == {"special", *FAMILIES} - {*suite.WITHOUT_KERNEL, *suite.PACKED_BY_MASK}
     assert {"bnhd", "padded", "offset"} <= {c.layout for c in cases} and any(c.key_lengths for c in cases)
     for case in cases:
+        assert case.sizes["B"] * case.sizes["Hq"] * case.sizes["Nq"] >= judge.ROWS
         for x in (case.q, case.k, case.v):
             assert np.array_equal(representable(x, case.dtype), x, equal_nan=True)
 
