@@ -51,7 +51,7 @@ def test_the_wheel_holds_only_our_three_packages(unpacked_wheel):
 
 
 def test_the_wheel_holds_every_file_of_our_packages(unpacked_wheel):
-    """A pattern that package-data forgets is noticed only where the wheel is installed: `verify calibrate` has probes."""
+    """A pattern that package-data forgets shows only where the wheel is installed: `verify calibrate` has probes."""
     found = [p for name in FOLDERS for p in (ROOT / name).rglob("*")]
     files = [p for p in found if p.is_file() and "__pycache__" not in p.parts]
     assert files and not [p for p in files if not (unpacked_wheel / p.relative_to(ROOT)).is_file()]
