@@ -85,8 +85,12 @@ def from_dict(values: dict[str, Any]) -> Problem:
     Raises: RequestError when a field is missing, unknown or out of range.
     """
     known = {f.name for f in fields(Problem)}
-    if set(values) != known:
-        raise RequestError(f"not a request: fields {sorted(set(values) ^ known)} are missing or unknown")
+    if not isinstance(values, dict) or set(values) != known:
+        given = set(values) if isinstance(values, dict) else set()
+        raise RequestError(f"not a request: fields {sorted(given ^ known)} are missing or unknown")
+    for name in ("dtypes", "archs"):  # a damaged plan.json may hold anything
+        if not isinstance(values[name], list | tuple) or not all(isinstance(one, str) for one in values[name]):
+            raise RequestError(f"not a request: {name} is {values[name]!r}, not a list of names")
     fields_as_made: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     return Problem(**fields_as_made)
 

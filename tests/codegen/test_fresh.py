@@ -59,6 +59,14 @@ def test_a_damaged_plan_does_not_hide_the_package(out):
     assert "plan.json is not the plan of a tileproof package" in differences(out)
 
 
+@pytest.mark.parametrize("damage", [5, {}, {"archs": None}, {"archs": [["cpu"]]}, {"dtypes": "float32"}, {"br": "x"}])
+def test_a_damaged_request_is_a_difference(out, damage):
+    plan = json.loads((out / NAME / PLAN_FILE).read_text())
+    plan["request"] = {**plan["request"], **damage} if isinstance(damage, dict) and damage else damage
+    (out / NAME / PLAN_FILE).write_text(json.dumps(plan))
+    assert f"{NAME}/plan.json" in differences(out)
+
+
 def test_a_plan_with_another_request_is_found_by_the_request(out):
     other = problem.make(sram_bytes=65536, d=64, archs=["cpu"], dtypes=["float32"])
     emit.write_files(render_package(other, NAME), out)
