@@ -1,0 +1,435 @@
+// Emitted by tileproof 0.1.0: codegen --sram 192KB --d 128
+// Do not edit: `codegen --check` compares it with a regeneration.
+// v4 float32: Br=96 Bc=72, 187008 bytes of fast memory (Q panels 49152, O panels 49152, row statistics 1152, S panel 13824, K block 36864, V block 36864)
+// v3 float32: Br=96 Bc=80, 189056 bytes of fast memory (Q panels 49152, O panels 49152, row statistics 1152, S panel 7680, K block 40960, V block 40960)
+// baseline float32: Br=96 Bc=88, 193792 bytes of fast memory (Q panels 49152, O panels 49152, row statistics 1152, S panel 4224, K block 45056, V block 45056)
+// v4 float64: Br=32 Bc=48, 170752 bytes of fast memory (Q panels 32768, O panels 32768, row statistics 768, S panel 6144, K block 49152, V block 49152)
+// v3 float64: Br=32 Bc=48, 167680 bytes of fast memory (Q panels 32768, O panels 32768, row statistics 768, S panel 3072, K block 49152, V block 49152)
+// baseline float64: Br=32 Bc=48, 166144 bytes of fast memory (Q panels 32768, O panels 32768, row statistics 768, S panel 1536, K block 49152, V block 49152)
+// amx bf16: Br=128 Bc=96, 161792 bytes of fast memory (Q panels 32768, O panels 65536, row statistics 2048, S panel 12288, K block 24576, V block 24576)
+// v4 bf16: Br=96 Bc=72, 187008 bytes of fast memory (Q panels 49152, O panels 49152, row statistics 1152, S panel 13824, K block 36864, V block 36864)
+// v3 bf16: Br=96 Bc=80, 189056 bytes of fast memory (Q panels 49152, O panels 49152, row statistics 1152, S panel 7680, K block 40960, V block 40960)
+// baseline bf16: Br=96 Bc=88, 193792 bytes of fast memory (Q panels 49152, O panels 49152, row statistics 1152, S panel 4224, K block 45056, V block 45056)
+// amx fp16: Br=96 Bc=64, 181376 bytes of fast memory (Q panels 49152, O panels 49152, row statistics 1152, S panel 8192, P panel 8192, K block 32768, V block 32768)
+// v4 fp16: Br=96 Bc=72, 187008 bytes of fast memory (Q panels 49152, O panels 49152, row statistics 1152, S panel 13824, K block 36864, V block 36864)
+// v3 fp16: Br=96 Bc=80, 189056 bytes of fast memory (Q panels 49152, O panels 49152, row statistics 1152, S panel 7680, K block 40960, V block 40960)
+// baseline fp16: Br=96 Bc=88, 193792 bytes of fast memory (Q panels 49152, O panels 49152, row statistics 1152, S panel 4224, K block 45056, V block 45056)
+// FLOPs per head without a mask: 512 * Nq * Nk
+// Templates: sha256 6409df52c7ecbf47
+//
+// forward_amx_fp16.h: forward attention in fp16 on AMX. Br = 96 (3 panels), Bc = 64.
+//
+// The matrix unit takes bf16, so every operand is a sum of two bf16 planes, x = x0 + x1 with x0 the nearest bf16 to x.
+// For fp16 values that is exact, subnormals included.
+//   S^T = K0 Q0 + K0 Q1 + K1 Q0 + K1 Q1        exact products
+//   O^T += V0 P0 + V0 P1 + V1 P0               P is 16 bits wide; V1 P1 < 2^-16 V P is left out
+//
+//   for each tile of Br queries: one task
+//     for each block of 64 keys: K and V^T are split, packed as A tiles and stay in L2 for all panels
+//       for each panel: Q and O stay in L1
+//         for each tile of Bc keys: S, reference, P, O
+//
+// An infinity times a zero plane is NaN where the score is an infinity. So a tile whose weights turn out NaN has its
+// NaN scores computed again, from the sums of the planes.
+#pragma once
+
+#include "forward_amx.h"
+
+namespace {
+namespace fp16 {
+
+constexpr int kBr = 96;
+constexpr int kBc = 64;
+constexpr int kPanels = kBr / 32;
+constexpr int64_t kL2Keys = 64;
+constexpr int64_t kL2Chunks = kL2Keys / 32;
+// Sum of a row's weights over one tile above which the reference moves; at a fresh reference it is 2 Bc at most.
+constexpr float kMostWeight = 256;
+
+using KChunk = uint16_t[2][kDTiles][2][16][32];  // 32 keys as A tiles: [plane][dim tile][key half][key][dim]
+using VChunk = uint16_t[2][kVTiles][16][32];     // V^T of 32 keys as A tiles: [plane][column tile][column][key]
+
+struct Panel {
+  // Q^T as B tiles: [plane][dim tile][row half][pair of dims][row, dim]
+  alignas(64) uint16_t q[2][kDTiles][2][16][32];
+  State state;
+};
+
+struct Work {
+  Panel panel[kPanels];
+  // S^T: [key tile][row half]; P^T as B tiles: [plane][chunk][row half][pair of keys][row, key]
+  alignas(64) ScoreTile s[kBc / 16][2];
+  alignas(64) uint16_t p[2][kBc / 32][2][16][32];
+};
+static_assert(sizeof(Work) == 115840, "what the plan counts per worker, K and V blocks apart");
+
+// x = plane[0] + plane[1], each a bf16 in the high half of its word. plane[1] of a non-finite x is 0.
+ALWAYS_INLINE void split(__m256i half, __m512 (&plane)[2]) {
+  const __m512 x = _mm512_cvtph_ps(half);
+  const __m512i bits = _mm512_castps_si512(x);
+  const __mmask16 finite = _mm512_cmp_ps_mask(_mm512_abs_ps(x), _mm512_set1_ps(kInf), _CMP_LT_OQ);
+  const __m512i nearest = _mm512_mask_add_epi32(bits, finite, bits, _mm512_set1_epi32(0x8000));
+  plane[0] = _mm512_castsi512_ps(_mm512_and_si512(nearest, _mm512_set1_epi32(0xffff0000)));
+  plane[1] = _mm512_maskz_sub_ps(finite, x, plane[0]);
+}
+
+// Words of two bf16: the high halves of `low` and `high`.
+ALWAYS_INLINE __m512i join(__m512 low, __m512 high) {
+  const __m512i high_to_low = _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
+  return _mm512_mask_shuffle_epi8(_mm512_castps_si512(high), 0x3333333333333333, _mm512_castps_si512(low), high_to_low);
+}
+
+// 32 dims of a row from dim 32 t on, split; in the order of the row.
+ALWAYS_INLINE void split_dims(const uint16_t* row, int t, __m512i (&plane)[2]) {
+  const __m512i x = _mm512_loadu_si512(row + 32 * t);
+  __m512 first[2], second[2];
+  split(_mm512_castsi512_si256(x), first);
+  split(_mm512_extracti64x4_epi64(x, 1), second);
+  for (int a = 0; a < 2; ++a) plane[a] = (__m512i)_mm512_cvtne2ps_pbh(second[a], first[a]);  // exact
+}
+
+void pack_k(const uint16_t* k, int64_t stride, int keys, KChunk& out) {
+  for (int t = 0; t < kDTiles; ++t)
+    for (int j = 0; j < 32; ++j) {
+      __m512i plane[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+      if (j < keys) split_dims(k + j * stride, t, plane);
+      for (int a = 0; a < 2; ++a) _mm512_store_si512(out[a][t][j / 16][j % 16], plane[a]);
+    }
+}
+
+// V^T of `keys` <= 32 keys; the absent ones are zeros. A word holds keys 2 j and 2 j + 1 of one column.
+void pack_v(const uint16_t* v, int64_t stride, int keys, VChunk& out) {
+  for (int c = 0; c < kVTiles; ++c) {
+    const __mmask16 columns = 0xffff;
+    __m512i r[2][16];
+    for (int j = 0; j < 16; ++j) {
+      __m512 even[2], odd[2];
+      split(_mm256_maskz_loadu_epi16(2 * j < keys ? columns : 0, v + 2 * j * stride + 16 * c), even);
+      split(_mm256_maskz_loadu_epi16(2 * j + 1 < keys ? columns : 0, v + (2 * j + 1) * stride + 16 * c), odd);
+      for (int a = 0; a < 2; ++a) r[a][j] = join(even[a], odd[a]);
+    }
+    for (int a = 0; a < 2; ++a) {
+      transpose16(r[a]);
+      for (int i = 0; i < 16; ++i) _mm512_store_si512(out[a][c][i], r[a][i]);
+    }
+  }
+}
+
+// Rows row0 .. row0 + 31 of Q as pairs; beyond the last row it is repeated, and never stored.
+void load_q(const uint16_t* q, int64_t stride, int64_t row0, int64_t rows, Panel& p) {
+  for (int t = 0; t < kDTiles; ++t)
+    for (int h = 0; h < 2; ++h) {
+      __m512i r[2][16];
+      for (int i = 0; i < 16; ++i) {
+        __m512i plane[2];
+        split_dims(q + min64(row0 + 16 * h + i, rows - 1) * stride, t, plane);
+        for (int a = 0; a < 2; ++a) r[a][i] = plane[a];
+      }
+      for (int a = 0; a < 2; ++a) {
+        transpose16(r[a]);
+        for (int i = 0; i < 16; ++i) _mm512_store_si512(p.q[a][t][h][i], r[a][i]);
+      }
+    }
+}
+
+// S^T of 32 keys, unscaled; the small products first.
+ALWAYS_INLINE void scores(const KChunk& k, const Panel& p, ScoreTile (*s)[2]) {
+  tile_zero<0>();
+  tile_zero<1>();
+  tile_zero<2>();
+  tile_zero<3>();
+#pragma GCC unroll 2
+  for (int a = 1; a >= 0; --a)
+#pragma GCC unroll 4
+    for (int t = 0; t < kDTiles; ++t) {
+      tile_load<4>(k[a][t][0], 64);
+      tile_load<5>(k[a][t][1], 64);
+#pragma GCC unroll 2
+      for (int q = 1; q >= 0; --q) {
+        tile_load<6>(p.q[q][t][0], 64);
+        tile_dp_bf16<0, 4, 6>();
+        tile_dp_bf16<2, 5, 6>();
+        tile_load<7>(p.q[q][t][1], 64);
+        tile_dp_bf16<1, 4, 7>();
+        tile_dp_bf16<3, 5, 7>();
+      }
+    }
+  tile_store<0>(s[0][0]);
+  tile_store<1>(s[0][1]);
+  tile_store<2>(s[1][0]);
+  tile_store<3>(s[1][1]);
+}
+
+ALWAYS_INLINE float widen(uint16_t x) {
+  const uint32_t bits = uint32_t(x) << 16;
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// The score of key j and row r of a chunk from the sums of the planes.
+[[gnu::noinline]] float plain_score(const KChunk& k, const Panel& p, int j, int r) {
+  float score = 0;
+  for (int t = 0; t < kD; ++t) {
+    float key = 0, query = 0;
+    for (int a = 0; a < 2; ++a) {
+      key += widen(k[a][t / 32][j / 16][j % 16][t % 32]);
+      query += widen(p.q[a][t / 32][r / 16][t % 32 / 2][2 * (r % 16) + t % 2]);
+    }
+    score += key * query;
+  }
+  return score;
+}
+
+// Computes the NaN scores of 32 keys again: of finite inputs there is none, and an infinity of the right sign is right.
+void repair(const KChunk& k, const Panel& p, ScoreTile (*s)[2]) {
+  for (int j = 0; j < 32; ++j)
+    for (int h = 0; h < 2; ++h) {
+      float* row = s[j / 16][h][j % 16];
+      uint32_t wrong = _mm512_cmp_ps_mask(_mm512_load_ps(row), _mm512_load_ps(row), _CMP_UNORD_Q);
+      for (; wrong; wrong &= wrong - 1) {
+        const int r = __builtin_ctz(wrong);
+        row[r] = plain_score(k, p, j, 16 * h + r);
+      }
+    }
+}
+
+// The nearest bf16 as a float, ties away from zero. A NaN stays one: its low bits are 0 here.
+ALWAYS_INLINE __m512 nearest_bf16(__m512 x) {
+  const __m512i up = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
+  return _mm512_castsi512_ps(_mm512_and_si512(up, _mm512_set1_epi32(0xffff0000)));
+}
+
+// P^T = 2^(c S^T - m) in two planes, and its row sums. Returns false, and leaves the sums, if one is NaN or above
+// kMostWeight, unless `accept`.
+template <bool kLongReference>
+ALWAYS_INLINE bool weights(State& state, Work& w, int chunks, __m512 c, bool accept) {
+  const __m512 m[2] = {reference(state, 0), reference(state, 1)};
+  const __m512 m_low[2] = {_mm512_load_ps(state.m_low), _mm512_load_ps(state.m_low + 16)};
+  __m512 even_sum[2], odd_sum[2];
+  for (int h = 0; h < 2; ++h) even_sum[h] = odd_sum[h] = _mm512_setzero_ps();
+  for (int b = 0; b < chunks; ++b)
+#pragma GCC unroll 1
+    for (int i = 0; i < 16; ++i)
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; ++h) {
+        const float* keys = w.s[2 * b + i / 8][h][2 * i % 16];
+        __m512 even = _mm512_fmsub_ps(_mm512_load_ps(keys), c, m[h]);
+        __m512 odd = _mm512_fmsub_ps(_mm512_load_ps(keys + 16), c, m[h]);
+        if constexpr (kLongReference) {
+          even = _mm512_sub_ps(even, m_low[h]);
+          odd = _mm512_sub_ps(odd, m_low[h]);
+        }
+        even = exp2_degree5(even);
+        odd = exp2_degree5(odd);
+        even_sum[h] = _mm512_add_ps(even_sum[h], even);
+        odd_sum[h] = _mm512_add_ps(odd_sum[h], odd);
+        const __m512 even0 = nearest_bf16(even), odd0 = nearest_bf16(odd);
+        const __m512 even1 = nearest_bf16(_mm512_sub_ps(even, even0)), odd1 = nearest_bf16(_mm512_sub_ps(odd, odd0));
+        _mm512_store_si512(w.p[0][b][h][i], join(even0, odd0));
+        _mm512_store_si512(w.p[1][b][h][i], join(even1, odd1));
+      }
+  const __m512 most = _mm512_set1_ps(kMostWeight);
+  const __m512 sum[2] = {_mm512_add_ps(even_sum[0], odd_sum[0]), _mm512_add_ps(even_sum[1], odd_sum[1])};
+  const int above = _mm512_cmp_ps_mask(sum[0], most, _CMP_NLE_UQ) | _mm512_cmp_ps_mask(sum[1], most, _CMP_NLE_UQ);
+  if (__builtin_expect(above && !accept, 0)) return false;
+  for (int h = 0; h < 2; ++h) {
+    float* l = state.l + 16 * h;
+    _mm512_store_ps(l, _mm512_add_ps(_mm512_load_ps(l), sum[h]));
+  }
+  return true;
+}
+
+// O^T += V^T P^T, 32 columns at a time, the small products of a chunk first.
+ALWAYS_INLINE void values(State& state, const Work& w, int chunks, const VChunk* v) {
+  for (int g = 0; g < kVTiles; g += 2) {
+    ScoreTile* o0 = state.o[g];
+    ScoreTile* o1 = state.o[g + 1];
+    tile_load<0>(o0[0], 64);
+    tile_load<1>(o0[1], 64);
+    tile_load<2>(o1[0], 64);
+    tile_load<3>(o1[1], 64);
+    for (int b = 0; b < chunks; ++b) {
+#pragma GCC unroll 2
+      for (int a = 1; a >= 0; --a) {
+        tile_load<4>(v[b][a][g], 64);
+        tile_load<5>(v[b][a][g + 1], 64);
+#pragma GCC unroll 2
+        for (int p = 1 - a; p >= 0; --p) {
+          tile_load<6>(w.p[p][b][0], 64);
+          tile_dp_bf16<0, 4, 6>();
+          tile_dp_bf16<2, 5, 6>();
+          tile_load<7>(w.p[p][b][1], 64);
+          tile_dp_bf16<1, 4, 7>();
+          tile_dp_bf16<3, 5, 7>();
+        }
+      }
+    }
+    tile_store<0>(o0[0]);
+    tile_store<1>(o0[1]);
+    tile_store<2>(o1[0]);
+    tile_store<3>(o1[1]);
+  }
+}
+
+// One panel against the `keys` <= kBc keys of the chunks from k[0], v[0] on. Every row sees the first `full` of them, row
+// r those up to `diagonal` + r.
+[[gnu::noinline]] void attend(Panel& p, Work& w, const KChunk* k, const VChunk* v, int keys, int full, int diagonal,
+                              float scale_log2) {
+  const int chunks = (keys + 31) / 32;
+  const __m512 c = _mm512_set1_ps(scale_log2);
+  for (int b = 0; b < chunks; ++b) scores(k[b], p, w.s + 2 * b);
+  hide(w.s, full, keys, diagonal);
+  for (bool raise = lacks_reference(p.state);; raise = true) {
+    if (__builtin_expect(raise, 0)) {
+      for (int b = 0; b < chunks; ++b) repair(k[b], p, w.s + 2 * b);
+      __m512 alpha[2];
+      raise_reference(p.state, w.s, chunks, c, alpha);
+    }
+    const bool fits = __builtin_expect(has_long_reference(p.state), 0) ? weights<true>(p.state, w, chunks, c, raise)
+                                                                       : weights<false>(p.state, w, chunks, c, raise);
+    if (fits) break;
+  }
+  values(p.state, w, chunks, v);
+}
+
+// How far an L2 block of one head has been packed, in chunks of 32 keys.
+struct Progress {
+  int32_t claimed, packed;
+};
+
+// Memory that the workers share.
+struct Packed {
+  int64_t chunks, blocks;  // of one head
+  VChunk* v;
+  KChunk* k;
+  Progress* progress;
+};
+
+Packed packed(const ForwardArgs& a, void* shared) {
+  const int64_t heads = a.B * a.Hkv, chunks = (a.Nk + 31) / 32;
+  VChunk* v = static_cast<VChunk*>(shared);
+  KChunk* k = reinterpret_cast<KChunk*>(v + heads * chunks);
+  return {chunks, (chunks + kL2Chunks - 1) / kL2Chunks, v, k, reinterpret_cast<Progress*>(k + heads * chunks)};
+}
+
+int64_t shared_bytes(const ForwardArgs* a) {
+  const int64_t chunks = (a->Nk + 31) / 32, blocks = (chunks + kL2Chunks - 1) / kL2Chunks;
+  return a->B * a->Hkv * (chunks * int64_t(sizeof(VChunk) + sizeof(KChunk)) + blocks * int64_t(sizeof(Progress)));
+}
+
+// Before the workers start: nothing is packed.
+void prepare(const ForwardArgs* args, void* shared, int64_t* next) {
+  const Packed packs = packed(*args, shared);
+  const int64_t total = args->B * args->Hkv * packs.blocks, share = 4096;
+  for (int64_t x; (x = __atomic_fetch_add(next, share, __ATOMIC_RELAXED)) < total;)
+    memset(packs.progress + x, 0, min64(share, total - x) * sizeof(Progress));
+}
+
+// Returns when the L2 block is packed: the workers that need it share its chunks, and the last to finish is waited for.
+// A worker waits only while it holds no chunk itself. Keys at and beyond the key length nk are not read.
+void pack_block(const ForwardArgs& a, const Packed& packs, int64_t b, int64_t h, int64_t nk, int64_t block) {
+  const int64_t head = b * a.Hkv + h, chunk0 = block * kL2Chunks;
+  const int32_t total = int32_t(min64(kL2Chunks, (nk + 31) / 32 - chunk0));
+  Progress& progress = packs.progress[head * packs.blocks + block];
+  if (__atomic_load_n(&progress.packed, __ATOMIC_ACQUIRE) == total) return;
+  for (int32_t c; (c = __atomic_fetch_add(&progress.claimed, 1, __ATOMIC_RELAXED)) < total;) {
+    const int64_t chunk = chunk0 + c, j0 = 32 * chunk;
+    const int keys = int(min64(32, nk - j0));
+    const uint16_t* k = static_cast<const uint16_t*>(a.k) + b * a.k_stride[0] + h * a.k_stride[1] + j0 * a.k_stride[2];
+    const uint16_t* v = static_cast<const uint16_t*>(a.v) + b * a.v_stride[0] + h * a.v_stride[1] + j0 * a.v_stride[2];
+    pack_k(k, a.k_stride[2], keys, packs.k[head * packs.chunks + chunk]);
+    pack_v(v, a.v_stride[2], keys, packs.v[head * packs.chunks + chunk]);
+    __atomic_fetch_add(&progress.packed, 1, __ATOMIC_RELEASE);
+  }
+  for (int spins = 0; __atomic_load_n(&progress.packed, __ATOMIC_ACQUIRE) < total; ++spins)
+    if (spins < 1000) _mm_pause();
+    else sched_yield();
+}
+
+// Word r: column 2 i and column 2 i + 1 of row r, rounded to nearest even.
+ALWAYS_INLINE __m512i output_pair(__m512 even, __m512 odd) {
+  const __m512i low = _mm512_cvtepu16_epi32(_mm512_cvtps_ph(even, _MM_FROUND_TO_NEAREST_INT));
+  const __m512i high = _mm512_cvtepu16_epi32(_mm512_cvtps_ph(odd, _MM_FROUND_TO_NEAREST_INT));
+  return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+}
+
+// `count` rows of O.
+void store_o(const Panel& p, uint16_t* o, int64_t stride, int count) {
+  for (int h = 0; h < 2; ++h) {
+    const __m512 scale = inverse(p.state.l + 16 * h, p.state.l + 16 * h);
+    for (int v = 0; v < kVTiles; v += 2) {
+      __m512i rows[16];
+      for (int i = 0; i < 16; ++i) {
+        const float* columns = p.state.o[v + i / 8][h][2 * i % 16];
+        const __m512 even = _mm512_mul_ps(_mm512_load_ps(columns), scale);
+        const __m512 odd = _mm512_mul_ps(_mm512_load_ps(columns + 16), scale);
+        rows[i] = output_pair(even, odd);
+      }
+      transpose16(rows);
+      for (int i = 0; i < 16 && 16 * h + i < count; ++i)
+        _mm512_storeu_si512(o + (16 * h + i) * stride + 16 * v, rows[i]);
+    }
+  }
+}
+
+
+// Queries i0 .. i0 + kBr - 1 of one head.
+void query_tile(const ForwardArgs& a, const Packed& packs, int64_t b, int64_t h, int64_t i0, Work& w) {
+  const int64_t hkv = h / (a.Hq / a.Hkv), head = b * a.Hkv + hkv, nk = key_length(a, b), offset = causal_offset(a);
+  const int64_t rows = min64(kBr, a.Nq - i0);
+  const int panels = int((rows + 31) / 32);
+  // Not below 2^-126: 0 times a masked -inf is NaN. The scores of finite inputs then differ by less than rounding does.
+  const float scale_log2 = __builtin_fmaxf(float(a.scale * 1.44269504088896340736), 0x1p-126f);
+  const KChunk* k = packs.k + head * packs.chunks;
+  const VChunk* v = packs.v + head * packs.chunks;
+  const uint16_t* q = static_cast<const uint16_t*>(a.q) + b * a.q_stride[0] + h * a.q_stride[1];
+  for (int p = 0; p < panels; ++p) {
+    load_q(q, a.q_stride[2], i0 + 32 * p, a.Nq, w.panel[p]);
+    clear(w.panel[p].state);
+  }
+
+  const int64_t end = a.causal ? min64(nk, i0 + rows + offset) : nk;  // keys that the last row sees
+  for (int64_t k0 = 0; k0 < end; k0 += kL2Keys) {
+    pack_block(a, packs, b, hkv, nk, k0 / kL2Keys);
+    for (int p = 0; p < panels; ++p) {
+      const int64_t row0 = i0 + 32 * p;
+      const int64_t seen = a.causal ? min64(nk, min64(row0 + 32, a.Nq) + offset) : nk;
+      for (int64_t j0 = k0; j0 < min64(seen, k0 + kL2Keys); j0 += kBc) {
+        const int keys = int(min64(kBc, seen - j0));
+        const int diagonal = a.causal ? int(min64(kBc, row0 + offset - j0)) : kBc;  // last key of the first row
+        const int full = int(max64(0, min64(keys, diagonal + 1)));
+        attend(w.panel[p], w, k + j0 / 32, v + j0 / 32, keys, full, diagonal, scale_log2);
+      }
+    }
+  }
+
+  for (int p = 0; p < panels; ++p) {
+    const int64_t row0 = i0 + 32 * p;
+    const int count = int(min64(32, a.Nq - row0));
+    auto* o = static_cast<uint16_t*>(a.o) + b * a.o_stride[0] + h * a.o_stride[1] + row0 * a.o_stride[2];
+    store_o(w.panel[p], o, a.o_stride[2], count);
+    store_lse(w.panel[p].state, static_cast<float*>(a.lse) + (b * a.Hq + h) * a.Nq + row0, count);
+  }
+}
+
+int run(const ForwardArgs* args, void* shared, int64_t* next) {
+  const ForwardArgs& a = *args;
+  Work* w = static_cast<Work*>(aligned_alloc(4096, (sizeof(Work) + 4095) / 4096 * 4096));
+  if (!w) return ENOMEM;
+  const Packed packs = packed(a, shared);
+  const int64_t tiles = (a.Nq + kBr - 1) / kBr, total = a.B * a.Hq * tiles;
+  configure_tiles();
+  for (int64_t x; (x = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) < total;) {
+    const int64_t bh = x / tiles, i0 = (tiles - 1 - x % tiles) * kBr;  // the longest causal tile of a head first
+    query_tile(a, packs, bh / a.Hq, bh % a.Hq, i0, *w);
+  }
+  release_tiles();
+  free(w);
+  return 0;
+}
+
+constexpr ForwardKernel kKernel = {shared_bytes, prepare, run};
+
+}  // namespace fp16
+}  // namespace
