@@ -29,6 +29,7 @@ LATER = {
     "no_backward": "a backward pass to leave out: packages are forward only today",
 }
 DTYPE_ALIASES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp32": "float32", "fp64": "float64"}
+AT_N = 4096  # sequence length of --explain
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -45,7 +46,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 @click.option("--out", metavar="DIR", default="generated", show_default=True, help="Folder for the package.")
 @click.option("--name", metavar="NAME", help="Name of the package.  [default: from the request]")
 @click.option("--explain", is_flag=True, help="Print the plan and why; write nothing.")
-@click.option("--at-n", metavar="N", default="4096", show_default=True, help="Sequence length for --explain.")
+@click.option("--at-n", metavar="N", help=f"Sequence length for --explain.  [default: {AT_N}]")
 @click.option("--dry-run", is_flag=True, help="List the files; write nothing.")
 @click.option("--check", "check_", is_flag=True, help="Compare with a regeneration: the request, or all under --out.")
 @click.option("--build", is_flag=True, help="Also compile it for this machine.")
@@ -137,12 +138,14 @@ def _refuse_later(options: dict[str, Any]) -> None:
 
 
 def _refuse_contradictions(options: dict[str, Any]) -> None:
-    """Flags that write nothing go alone."""
+    """Flags that write nothing go alone; an option that would have no effect is refused."""
     alone = {"explain": "--explain", "dry_run": "--dry-run", "check_": "--check"}
     chosen = [flag for key, flag in alone.items() if options[key]]
     chosen += [f"--{key}" for key in ("build", "wheel", "verify") if chosen and options[key]]
     if len(chosen) > 1:
         raise RequestError(f"{' and '.join(chosen)} do not go together", f"{chosen[0]} writes nothing: run it alone")
+    if options["at_n"] is not None and not options["explain"]:
+        raise RequestError("--at-n has no effect without --explain")
 
 
 def _check(options: dict[str, Any], out: Path) -> None:
@@ -163,7 +166,7 @@ def _explain(options: dict[str, Any], problem: Any) -> None:
     from . import explain, package
     from .sizes import whole_number
 
-    at_n = whole_number(options["at_n"], "--at-n")
+    at_n = AT_N if options["at_n"] is None else whole_number(options["at_n"], "--at-n")
     if at_n < 1:
         raise RequestError(f"--at-n {at_n}: must be at least 1")
     told = explain.explanation(package.decide(problem, options["name"]), at_n)

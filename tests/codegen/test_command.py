@@ -59,6 +59,7 @@ REFUSED = [
     ("--sram 192KB --d 128 --no-backward", "--no-backward: not available yet", ""),
     ("--sram 192KB --d 128 --name Bad-Name", "--name Bad-Name: not a package name", ""),
     ("--sram 192KB --d 128 --explain --build", "--explain and --build do not go together", ""),
+    ("--sram 192KB --d 128 --at-n 512", "--at-n has no effect without --explain", ""),
     ("--sram 192KB --d 128 --explain --at-n 0", "--at-n 0: must be at least 1", ""),
     ("--sram 192KB", "--d is missing", "codegen --sram 192KB --d 128"),
     ("", "--sram is missing", "codegen --sram 192KB --d 128"),
