@@ -11,6 +11,7 @@ As a test it compares them with these, and tries the emitted function on every f
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from codegen.plans.exp2_coefficients import Exp2
@@ -28,6 +29,12 @@ class Exp2Floor:
     @property
     def degree(self) -> int:
         return self.polynomial.degree
+
+    @property
+    def stated_error(self) -> str:
+        """`measured_error`, rounded up: "3.0e-6"."""
+        power = math.floor(math.log10(self.measured_error))
+        return f"{math.ceil(self.measured_error / 10.0 ** (power - 1)) / 10}e{power}"
 
     @property
     def name(self) -> str:
