@@ -181,7 +181,7 @@ def fuzz(
 @click.option("--n", "lengths", default="512,2048,4096", show_default=True, help="Sequence lengths.")
 @click.option("--dtype", "dtypes", default=None, help="Dtypes; default: what the device has kernels for.")
 @click.option("--arch", default=None, help="Target; default: cpu, or sm80 on a GPU.")
-@click.option("--tiles", default=None, help="Tiles to choose the best of, as BRxBC,BRxBC; default: the planner's own.")
+@click.option("--tiles", default=None, help="Choose the best of these, per d and dtype: grid, or BRxBC,BRxBC.")
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--heads", type=click.IntRange(1), default=8, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=7, show_default=True)

@@ -17,6 +17,9 @@ from verify.progress import Step, silent
 
 Tile = tuple[int, int]
 
+# What `--tiles grid` tries. Multiples of 96 and 128 suit the panels of every CPU path and the warps of mma.sync.
+GRID: tuple[Tile, ...] = tuple((br, bc) for br in (96, 128, 192, 256, 384) for bc in (64, 96, 128))
+
 
 def run(
     *,
@@ -158,7 +161,11 @@ def _numbers(text: str, option: str) -> list[int]:
 
 
 def _tiles(text: str | None) -> list[Tile]:
+    if text == "grid":
+        return list(GRID)
     try:
         return [(int(br), int(bc)) for br, bc in (word.lower().split("x") for word in _words(text))]
     except ValueError:
-        raise RequestError(f"--tiles {text}: not a list of BRxBC", "try --tiles 96x64,192x128") from None
+        raise RequestError(
+            f"--tiles {text}: not a list of BRxBC", "try --tiles grid, or --tiles 96x64,192x128"
+        ) from None
