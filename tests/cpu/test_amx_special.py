@@ -190,6 +190,16 @@ def test_a_scale_below_the_normal_range_gives_the_mean(dtype):
         assert_right(problem, dtype, q, k, v, got, scale=1e-30, key_lengths=[97])
 
 
+@pytest.mark.field("R025")
+@dtypes
+def test_a_scale_that_overflows_the_scores_never_looks_like_no_key(dtype):
+    problem = package()
+    q = np.full((1, 1, 5, 64), 4096, units.DTYPE[dtype])
+    v = draw((1, 1, 1, 5, 5), 64, 64, dtype)[2]
+    o, lse = amx_unit.attention(problem, dtype, q, q, v, scale=2.0**110)  # 2^30 * 2^110 > largest float32
+    assert np.isnan(o.astype(np.float64)).all() and np.isnan(lse).all()
+
+
 @pytest.mark.field("R043", "R044", "R048")
 @dtypes
 def test_strides_and_addresses_do_not_change_a_bit(dtype):
