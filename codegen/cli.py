@@ -206,7 +206,8 @@ def _emit(options: dict[str, Any], problem: Any, out: Path) -> None:
         tools.build(target, named, quiet=quiet)
     made = tools.wheel(target, out / "dist", named, quiet=quiet) if options["wheel"] else None
     if options["verify"]:
-        tools.verify(target, "cpu" if "cpu" in problem.archs else "cuda", quiet=quiet)
+        for device in tools.judged_devices(problem.archs):
+            tools.verify(target, device, quiet=quiet)
     if quiet:
         plan = package.read_plan(files[package.PLAN_FILE])
         _print_json({"package": str(target), "digest": plan["digest"], "files": sorted(files),

@@ -39,6 +39,18 @@ def wheel(package: Path, folder: Path, cuda_archs: Sequence[str] = (), *, quiet:
     return made[0]
 
 
+def judged_devices(archs: Sequence[str], nodes: Path = Path("/dev")) -> list[str]:
+    """The devices of this machine that a package for these targets can be certified on, as the judge names them.
+
+    A GPU counts if the driver has made its node; without one a package that has only CUDA targets is still handed to
+    the judge, whose message says that none is there.
+    """
+    devices = ["cpu"] if "cpu" in archs else []
+    if any(arch != "cpu" for arch in archs) and (not devices or any(nodes.glob("nvidia[0-9]*"))):
+        devices.append("cuda")
+    return devices
+
+
 def verify(package: Path, device: str, *, quiet: bool = False) -> None:
     """Certify the package: `python -m verify certify`, whose table goes to the terminal.
 

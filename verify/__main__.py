@@ -115,11 +115,14 @@ def certify(
     total = None if only else options.per_dtype * len(devices.dtypes_of(packages.plan(folder), device))
     with bar(f"certify {folder.name} on {device}", total) as step:
         record = judged.certify(folder, where, options, step=step)
-    stated = record.describe(where.describe())
+    traced = None
     if debug_form:
         with bar("debug form", None) as step:
-            stated["debug_form"] = trace.stated(folder, where, seed=seed, step=step)
-        record.violations += stated["debug_form"]["violations"]
+            traced = trace.stated(folder, where, seed=seed, step=step)
+        record.violations += traced["violations"]
+    stated = record.describe(where.describe())
+    if traced is not None:
+        stated["debug_form"] = traced
     if record.runs and only is None and path is None:
         certificate.write(folder, device, stated)
     for text in record.violations[:10]:

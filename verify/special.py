@@ -55,7 +55,8 @@ def expect(q: Array, k: Array, v: Array, *, visible: Mask, length: int | None = 
     for j, c in np.argwhere(~np.isfinite(v)):
         if not inside[j]:
             continue  # beyond the key length: never read
-        o[seen[:, j], c] = NAN if np.isnan(v[j, c]) else NOT_FINITE
+        column = o[:, c]
+        column[seen[:, j] & (column != NAN)] = NAN if np.isnan(v[j, c]) else NOT_FINITE  # a NaN outlives an infinity
         hidden = ~seen[:, j] & (o[:, c] == NUMBER)
         o[hidden, c] = NUMBER_OR_NAN
     o[bad_row], lse[bad_row] = NAN, NAN

@@ -83,3 +83,11 @@ def test_verify_hands_the_package_to_the_judge(package, monkeypatch):
     folder = package(0)
     tools.verify(folder, "cpu")
     assert calls == [[sys.executable, "-m", "verify", "certify", str(folder), "--device", "cpu"]]
+
+
+def test_every_device_that_is_here_is_judged(tmp_path):
+    assert tools.judged_devices(("cpu", "sm80"), tmp_path) == ["cpu"]
+    assert tools.judged_devices(("sm80",), tmp_path) == ["cuda"]
+    (tmp_path / "nvidia0").touch()
+    assert tools.judged_devices(("cpu", "sm80"), tmp_path) == ["cpu", "cuda"]
+    assert tools.judged_devices(("cpu",), tmp_path) == ["cpu"]

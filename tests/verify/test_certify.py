@@ -208,3 +208,10 @@ def test_quantiles_of_the_distribution_are_known_to_a_bin():
         assert exact <= both.quantile(q) <= exact * 10 ** (1 / 64) * 1.0001
     assert both.elements == 10_000 and both.largest == ratios.max()
     assert sum(both.bars()) == 10_000
+
+
+def test_a_nan_outlives_an_infinity_in_the_same_column():
+    q, k, v = np.ones((1, 4)), np.ones((2, 4)), np.array([[np.nan], [np.inf]])
+    for order in ([0, 1], [1, 0]):
+        found = special.expect(q, k, v[order], visible=np.ones((1, 2), bool))
+        assert found.o.tolist() == [[special.NAN]]
