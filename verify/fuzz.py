@@ -51,11 +51,15 @@ class Outcome:
                     "arithmetic": p.path.arithmetic,
                     "br": p.path.br,
                     "bc": p.path.bc,
-                    **{name: output.spread.describe() for name, output in p.outputs.items()},
+                    **{name: _without_histogram(output.spread) for name, output in p.outputs.items()},
                 }
                 for p in self.record.paths.values()
             ]
         return found
+
+
+def _without_histogram(spread: Distribution) -> dict[str, Any]:
+    return {key: value for key, value in spread.describe().items() if key != "histogram"}
 
 
 def search(
