@@ -3,7 +3,7 @@
 // amx bf16: Br=128 Bc=96, 161792 bytes of fast memory (Q panels 32768, O panels 65536, row statistics 2048, S panel 12288, K block 24576, V block 24576)
 // amx fp16: Br=96 Bc=64, 181376 bytes of fast memory (Q panels 49152, O panels 49152, row statistics 1152, S panel 8192, P panel 8192, K block 32768, V block 32768)
 // FLOPs per head without a mask: 512 * Nq * Nk
-// Templates: sha256 6608baace80f1181
+// Templates: sha256 a0ede81b801975e5
 //
 // forward_amx.h: what the AMX kernels share: tile instructions, transposes, 2^t, the running sums of a panel.
 //
@@ -142,8 +142,8 @@ ALWAYS_INLINE __m512 exp2_degree5(__m512 t) {
   return _mm512_scalef_ps(p, t);
 }
 
-// (m + m_low) ln 2 + ln l for whole m: l = 2^e f with f in [0.75, 1.5), ln f = 2 artanh(s) with s = (f - 1) / (f + 1) up
-// to the term in s^9 (|s| <= 0.2: 9e-9 relative).
+// (m + m_low) ln 2 + ln l for whole m: l = 2^e f with f in [0.75, 1.5), ln f = 2 artanh(s) with s = (f - 1) / (f + 1)
+// up to the term in s^9 (|s| <= 0.2: 9e-9 relative).
 inline __m512 log_sum(__m512 m, __m512 m_low, __m512 l) {
   const __m512 f = _mm512_getmant_ps(l, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_src);
   const __m512 e = _mm512_sub_ps(_mm512_getexp_ps(l), _mm512_getexp_ps(f));
@@ -237,20 +237,24 @@ ALWAYS_INLINE bool has_long_reference(const State& state) {
          _mm512_cmpneq_ps_mask(_mm512_load_ps(state.m_low + 16), zero);
 }
 
-// 1 / sum where l is not 0, and 0 where no key was visible. l == 0 is the only sign of that: a NaN stays.
-ALWAYS_INLINE __m512 inverse(const float* l, const float* sum) {
-  const __mmask16 some = _mm512_cmp_ps_mask(_mm512_load_ps(l), _mm512_setzero_ps(), _CMP_NEQ_UQ);
-  return _mm512_maskz_div_ps(some, _mm512_set1_ps(1.0f), _mm512_load_ps(sum));
+// Rows that saw no key: l = 0 and no reference yet. A NaN in l stays; so does a row whose scores overflowed, m = inf.
+ALWAYS_INLINE __mmask16 empty(const State& state, int h) {
+  const __mmask16 no_sum = _mm512_cmp_ps_mask(_mm512_load_ps(state.l + 16 * h), _mm512_setzero_ps(), _CMP_EQ_OQ);
+  return no_sum & _mm512_cmpeq_ps_mask(_mm512_load_ps(state.m + 16 * h), _mm512_set1_ps(-kInf));
+}
+
+// 1 / sum, and 0 where no key was visible.
+ALWAYS_INLINE __m512 inverse(const State& state, int h, const float* sum) {
+  return _mm512_maskz_div_ps(~empty(state, h), _mm512_set1_ps(1.0f), _mm512_load_ps(sum));
 }
 
 // LSE of the panel's first `count` rows.
 inline void store_lse(const State& state, float* lse, int count) {
   for (int h = 0; h < 2; ++h) {
-    const __m512 l = _mm512_load_ps(state.l + 16 * h);
-    const __mmask16 empty = _mm512_cmp_ps_mask(l, _mm512_setzero_ps(), _CMP_EQ_OQ);
-    const __m512 value = log_sum(_mm512_load_ps(state.m + 16 * h), _mm512_load_ps(state.m_low + 16 * h), l);
+    const __m512 value = log_sum(_mm512_load_ps(state.m + 16 * h), _mm512_load_ps(state.m_low + 16 * h),
+                                 _mm512_load_ps(state.l + 16 * h));
     _mm512_mask_storeu_ps(lse + 16 * h, first_lanes(count - 16 * h),
-                          _mm512_mask_mov_ps(value, empty, _mm512_set1_ps(-kInf)));
+                          _mm512_mask_mov_ps(value, empty(state, h), _mm512_set1_ps(-kInf)));
   }
 }
 

@@ -15,7 +15,7 @@
 // v3 fp16: Br=96 Bc=80, 189056 bytes of fast memory (Q panels 49152, O panels 49152, row statistics 1152, S panel 7680, K block 40960, V block 40960)
 // baseline fp16: Br=96 Bc=88, 193792 bytes of fast memory (Q panels 49152, O panels 49152, row statistics 1152, S panel 4224, K block 45056, V block 45056)
 // FLOPs per head without a mask: 512 * Nq * Nk
-// Templates: sha256 e54d9a60a4c5e5e9
+// Templates: sha256 d3c17774ef63ecfb
 //
 // forward_amx_bf16.h: forward attention in bf16 on AMX. Br = 128 (4 panels), Bc = 96.
 //
@@ -204,8 +204,8 @@ ALWAYS_INLINE void values(Panel& p, const ScoreTile (*s)[2], int chunks, const V
   }
 }
 
-// One panel against the `keys` <= kBc keys of the chunks from k[0], v[0] on. Every row sees the first `full` of them, row
-// r those up to `diagonal` + r. The phases follow each other: overlapping the weights with the products of neighbouring
+// One panel against the `keys` <= kBc keys of the chunks from k[0], v[0] on. Every row sees the first `full` of them,
+// row r those up to `diagonal` + r. The phases follow each other: overlapping the weights with the products of neighbouring
 // tiles gained nothing, because with a product in flight the weights take 1.4 times as long.
 [[gnu::noinline]] void attend(Panel& p, Work& w, const KChunk* k, const VChunk* v, int keys, int full, int diagonal,
                               float scale_log2) {
@@ -292,7 +292,7 @@ ALWAYS_INLINE __m512i output_pair(__m512 even, __m512 odd) {
 // `count` rows of O.
 void store_o(const Panel& p, uint16_t* o, int64_t stride, int count) {
   for (int h = 0; h < 2; ++h) {
-    const __m512 scale = inverse(p.state.l + 16 * h, p.l_rounded + 16 * h);
+    const __m512 scale = inverse(p.state, h, p.l_rounded + 16 * h);
     for (int v = 0; v < kVTiles; v += 2) {
       __m512i rows[16];
       for (int i = 0; i < 16; ++i) {

@@ -15,7 +15,7 @@
 // v3 fp16: Br=96 Bc=80, 189056 bytes of fast memory (Q panels 49152, O panels 49152, row statistics 1152, S panel 7680, K block 40960, V block 40960)
 // baseline fp16: Br=96 Bc=88, 193792 bytes of fast memory (Q panels 49152, O panels 49152, row statistics 1152, S panel 4224, K block 45056, V block 45056)
 // FLOPs per head without a mask: 512 * Nq * Nk
-// Templates: sha256 6409df52c7ecbf47
+// Templates: sha256 d88b670c767722aa
 //
 // forward_amx_fp16.h: forward attention in fp16 on AMX. Br = 96 (3 panels), Bc = 64.
 //
@@ -200,17 +200,22 @@ ALWAYS_INLINE __m512 nearest_bf16(__m512 x) {
   return _mm512_castsi512_ps(_mm512_and_si512(up, _mm512_set1_epi32(0xffff0000)));
 }
 
-// P^T = 2^(c S^T - m) in two planes, and its row sums. Returns false, and leaves the sums, if one is NaN or above
-// kMostWeight, unless `accept`.
+// P^T = 2^(c S^T - m) in two planes, and its row sums. Returns false, and leaves the sums alone, if one is NaN or above
+// kMostWeight, unless `accept`. Fetches the V^T of the chunk on the way.
 template <bool kLongReference>
-ALWAYS_INLINE bool weights(State& state, Work& w, int chunks, __m512 c, bool accept) {
+ALWAYS_INLINE bool weights(State& state, Work& w, int chunks, __m512 c, const VChunk* v, bool accept) {
   const __m512 m[2] = {reference(state, 0), reference(state, 1)};
   const __m512 m_low[2] = {_mm512_load_ps(state.m_low), _mm512_load_ps(state.m_low + 16)};
   __m512 even_sum[2], odd_sum[2];
   for (int h = 0; h < 2; ++h) even_sum[h] = odd_sum[h] = _mm512_setzero_ps();
   for (int b = 0; b < chunks; ++b)
 #pragma GCC unroll 1
-    for (int i = 0; i < 16; ++i)
+    for (int i = 0; i < 16; ++i) {
+#pragma GCC unroll 8
+      for (int z = 0; z < kVTiles; ++z) {
+        __builtin_prefetch(v[b][0][z][i]);
+        __builtin_prefetch(v[b][1][z][i]);
+      }
 #pragma GCC unroll 2
       for (int h = 0; h < 2; ++h) {
         const float* keys = w.s[2 * b + i / 8][h][2 * i % 16];
@@ -229,6 +234,7 @@ ALWAYS_INLINE bool weights(State& state, Work& w, int chunks, __m512 c, bool acc
         _mm512_store_si512(w.p[0][b][h][i], join(even0, odd0));
         _mm512_store_si512(w.p[1][b][h][i], join(even1, odd1));
       }
+    }
   const __m512 most = _mm512_set1_ps(kMostWeight);
   const __m512 sum[2] = {_mm512_add_ps(even_sum[0], odd_sum[0]), _mm512_add_ps(even_sum[1], odd_sum[1])};
   const int above = _mm512_cmp_ps_mask(sum[0], most, _CMP_NLE_UQ) | _mm512_cmp_ps_mask(sum[1], most, _CMP_NLE_UQ);
@@ -272,8 +278,8 @@ ALWAYS_INLINE void values(State& state, const Work& w, int chunks, const VChunk*
   }
 }
 
-// One panel against the `keys` <= kBc keys of the chunks from k[0], v[0] on. Every row sees the first `full` of them, row
-// r those up to `diagonal` + r.
+// One panel against the `keys` <= kBc keys of the chunks from k[0], v[0] on. Every row sees the first `full` of them,
+// row r those up to `diagonal` + r.
 [[gnu::noinline]] void attend(Panel& p, Work& w, const KChunk* k, const VChunk* v, int keys, int full, int diagonal,
                               float scale_log2) {
   const int chunks = (keys + 31) / 32;
@@ -286,8 +292,8 @@ ALWAYS_INLINE void values(State& state, const Work& w, int chunks, const VChunk*
       __m512 alpha[2];
       raise_reference(p.state, w.s, chunks, c, alpha);
     }
-    const bool fits = __builtin_expect(has_long_reference(p.state), 0) ? weights<true>(p.state, w, chunks, c, raise)
-                                                                       : weights<false>(p.state, w, chunks, c, raise);
+    const bool fits = __builtin_expect(has_long_reference(p.state), 0) ? weights<true>(p.state, w, chunks, c, v, raise)
+                                                                       : weights<false>(p.state, w, chunks, c, v, raise);
     if (fits) break;
   }
   values(p.state, w, chunks, v);
@@ -357,7 +363,7 @@ ALWAYS_INLINE __m512i output_pair(__m512 even, __m512 odd) {
 // `count` rows of O.
 void store_o(const Panel& p, uint16_t* o, int64_t stride, int count) {
   for (int h = 0; h < 2; ++h) {
-    const __m512 scale = inverse(p.state.l + 16 * h, p.state.l + 16 * h);
+    const __m512 scale = inverse(p.state, h, p.state.l + 16 * h);
     for (int v = 0; v < kVTiles; v += 2) {
       __m512i rows[16];
       for (int i = 0; i < 16; ++i) {

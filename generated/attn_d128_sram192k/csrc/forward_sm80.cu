@@ -5,7 +5,7 @@
 // sm80 bf16: Br=128 Bc=192, 131072 bytes of fast memory (Q tile 32768, K tile 49152, V tile 49152)
 // sm80 fp16: Br=128 Bc=192, 131072 bytes of fast memory (Q tile 32768, K tile 49152, V tile 49152)
 // FLOPs per head without a mask: 512 * Nq * Nk
-// Templates: sha256 ae460a369a107477
+// Templates: sha256 2a28298f7f678bea
 //
 // Source: Dao, "FlashAttention-2" (arXiv:2307.08691), Algorithm 1, with its names: a block owns one tile Qi of kBr
 // rows and runs over the key tiles Kj, Vj. S = Qi Kj^T and P live in registers; O is divided by l once, at the end.
@@ -13,7 +13,7 @@
 //
 // Holds after every key tile, for each row (m, l and O are registers of the warp that owns the row):
 //   m is the largest raw score of the keys seen, -inf if there was none; it never decreases.
-//   l = sum of p and O = sum of p v over the keys seen, so l = 0 iff no key was seen (-inf counts as unseen).
+//   l = sum of p and O = sum of p v over the keys seen. m = -inf and l = 0 iff no key was seen (-inf counts as unseen).
 //   A NaN score makes l and O NaN although the maximum drops it: emptiness is decided by l, never by m.
 #include "forward.h"
 
@@ -39,6 +39,7 @@ constexpr int64_t kMaxGrid = 2147483647;  // blocks of one launch
 constexpr int64_t kMaxRows = 2147483647 - 2 * (kBr + kBc);  // rows and keys are counted in int
 constexpr int64_t kSectionBytes = 16777216;  // K and V of the heads that run side by side: should stay in L2
 constexpr float kNegInf = -__builtin_huge_valf();
+constexpr float kLeastSum = 0x1p-9f;  // inside the domain of the error bound l is at least 2^-8 on a row that saw a key
 
 struct Params {
   const char *q, *k, *v;
@@ -267,7 +268,9 @@ __device__ __forceinline__ void finish(const Params& p, uint32_t smem, const Out
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = kWarpRows * warp + 16 * i + 8 * h + g;
-      const float l_row = row_sum(l[i][h]), inverse = l_row == 0.f ? 0.f : 1.f / l_row;
+      // With logits beyond 2^27 the rounding of m c can push every weight of a row below what P holds: NaN, not "no key".
+      const float sum = row_sum(l[i][h]), l_row = sum < kLeastSum && m[i][h] != kNegInf ? __builtin_nanf("") : sum;
+      const float inverse = l_row == 0.f ? 0.f : 1.f / l_row;
       if (t == 0 && row < rows)
         st_global_f32(lse + row, l_row == 0.f ? kNegInf : fmaf(m[i][h], p.scale, logf(l_row)));
 #pragma unroll
