@@ -106,7 +106,7 @@ def _certificate(file: Path, digest: str) -> tuple[list[str], bool]:
         stated = json.loads(file.read_bytes())
         made_for, devices = stated["digest"], stated["devices"]
         holds = bool(devices) and all(device["holds"] is True for device in devices.values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return [f"{CERTIFICATE_FILE}: not a certificate"], False
     if made_for != digest:
         return [f"{CERTIFICATE_FILE}: made for digest {str(made_for)[:12]}, the package has {digest[:12]}"], False

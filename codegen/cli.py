@@ -235,6 +235,8 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
+    except OSError as e:  # a path too long, a folder that may not be read, a full disk under stdout
+        _fail(": ".join(str(part) for part in (e.filename, e.strerror or e) if part), 1)
 
 
 def _fail(message: str, code: int) -> None:

@@ -100,7 +100,8 @@ def foreign_files(folder: Path) -> list[str]:
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder)
         by_product = any(part in BY_PRODUCTS or part.endswith(".egg-info") for part in relative.parts)
-        if not path.is_dir() and relative.as_posix() not in listed and not by_product:
+        folder_of_ours = path.is_dir() and not path.is_symlink()
+        if not folder_of_ours and relative.as_posix() not in listed and not by_product:
             found.append(relative.as_posix())
     return found
 

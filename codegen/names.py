@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import keyword
 import re
+import sys
 from itertools import product
 
 from . import problem as problems
@@ -19,6 +20,7 @@ from .errors import RequestError
 from .problem import DTYPES, Problem
 from .sizes import format_bytes
 
+IMPORTED = ("filelock", "numpy", "torch")  # beside the standard library
 _WORDS = "|".join((*DTYPES, *ARCHS))
 _NAME = re.compile(
     r"attn_d(?P<d>[0-9]+)_sram(?P<sram>[0-9]+)(?P<unit>[kb])(?:_dv(?P<dv>[0-9]+))?"
@@ -94,7 +96,7 @@ def canonical_command(problem: Problem, name: str | None = None) -> str:
 
 
 def check_name(name: str) -> str:
-    """`name` if Python can import it and no file system mistakes it.
+    """`name` if Python can import it, nothing that a package imports has it, and no file system mistakes it.
 
     Raises: RequestError.
     """
@@ -102,4 +104,6 @@ def check_name(name: str) -> str:
         raise RequestError(
             f"--name {name}: not a package name", "lower-case letters, digits and _, starting with a letter"
         )
+    if name in sys.stdlib_module_names or name in IMPORTED:
+        raise RequestError(f"--name {name}: would hide the module {name}, which the package itself may need")
     return name

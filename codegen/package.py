@@ -23,7 +23,7 @@ from . import __version__, formulas, lint, names, planners, provenance, render
 from .errors import PlanError, RequestError
 from .plan import Decision, Variant
 from .problem import DEFAULT_SET, ITEMSIZE, Problem
-from .sizes import format_bytes
+from .sizes import LARGEST_BYTES, format_bytes
 
 PLAN_FILE = "plan.json"
 CERTIFICATE_FILE = "certificate.json"
@@ -34,8 +34,6 @@ BLANK_DIGEST = hashlib.sha256(b"the digest of a tileproof package goes here").he
 
 # Every template of this family emits a file of the same relative path, without ".j2".
 PACKAGE_TEMPLATES = "package"
-# Where the search for a budget that would do gives up: more than any fast memory has.
-LARGEST_SRAM_KB = 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +89,10 @@ def smallest_sram(problem: Problem) -> int | None:
         return True
 
     too_small = problem.sram_bytes // 1024
-    enough = max(1, 2 * too_small)
+    enough = min(max(1, 2 * too_small), LARGEST_BYTES // 1024)
     while not fits(enough):
         too_small, enough = enough, 2 * enough
-        if enough > LARGEST_SRAM_KB:
+        if enough > LARGEST_BYTES // 1024:
             return None
     while enough - too_small > 1:
         middle = (too_small + enough) // 2
@@ -176,10 +174,11 @@ def read_plan(data: bytes) -> dict[str, Any]:
     """
     try:
         plan = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):  # too deep to be ours
         plan = None
-    keys = {"format", "name", "request", "digest", "files"}
-    if not isinstance(plan, dict) or plan.get("format") != FORMAT or not keys <= plan.keys():
+    kinds = {"format": str, "name": str, "request": dict, "digest": str, "files": dict}
+    whole = isinstance(plan, dict) and all(isinstance(plan.get(key), kind) for key, kind in kinds.items())
+    if not whole or plan["format"] != FORMAT:
         raise RequestError(f"{PLAN_FILE} is not the plan of a tileproof package ({FORMAT})")
     return plan
 

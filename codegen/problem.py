@@ -9,7 +9,7 @@ from typing import Any
 from . import planners
 from .devices import ARCHS
 from .errors import RequestError
-from .sizes import whole_number
+from .sizes import LARGEST_BYTES, format_bytes, whole_number
 
 DTYPES = ("float32", "float64", "bf16", "fp16")
 ITEMSIZE = {"float32": 4, "float64": 8, "bf16": 2, "fp16": 2}
@@ -50,6 +50,10 @@ class Problem:
     def __post_init__(self) -> None:
         put = object.__setattr__
         put(self, "sram_bytes", _positive(self.sram_bytes, "--sram"))
+        if self.sram_bytes > LARGEST_BYTES:
+            raise RequestError(
+                f"--sram {self.sram_bytes}: no fast memory is that large", f"at most {format_bytes(LARGEST_BYTES)}"
+            )
         put(self, "d", _head_dim(self.d, "--d"))
         put(self, "dv", _head_dim(self.dv, "--dv"))
         for name in ("br", "bc"):

@@ -14,6 +14,9 @@ from typing import SupportsIndex
 from .errors import RequestError
 
 UNITS = {"": 1, "B": 1, "KB": 1024, "KIB": 1024, "MB": 1024**2, "MIB": 1024**2}
+# The largest budget that is taken: more than any fast memory has. Planners try tiles one by one: it bounds their time.
+LARGEST_BYTES = 1024**3
+MOST_DIGITS = 40
 _SIZE = re.compile(r"([0-9]+)\s*([A-Za-z]*)")
 _EXAMPLES = "write a whole number of bytes (196608) or of KB (192KB = 192KiB = 196608 bytes)"
 
@@ -28,7 +31,7 @@ def parse_bytes(text: str, option: str = "--sram") -> int:
     match = _SIZE.fullmatch(stripped)
     if match is None or match.group(2).upper() not in UNITS:
         raise RequestError(f"{option} {text}: not a size", _EXAMPLES)
-    count = int(match.group(1)) * UNITS[match.group(2).upper()]
+    count = _integer(match.group(1), option) * UNITS[match.group(2).upper()]
     if count == 0:
         raise RequestError(f"{option} {text}: the fast memory must hold something", _EXAMPLES)
     return count
@@ -46,10 +49,17 @@ def whole_number(value: SupportsIndex | str, what: str) -> int:
     """
     if isinstance(value, str):
         if re.fullmatch(r"[+-]?[0-9]+", value.strip()):
-            return int(value)
+            return _integer(value.strip(), what)
     elif not isinstance(value, bool):
         try:
             return int(operator.index(value))
         except TypeError:
             pass
     raise RequestError(f"{what} {value}: not a whole number")
+
+
+def _integer(digits: str, what: str) -> int:
+    """int(digits), which Python itself refuses for thousands of digits."""
+    if len(digits) > MOST_DIGITS:
+        raise RequestError(f"{what} {digits[:MOST_DIGITS]}...: a number of {len(digits)} characters is too large")
+    return int(digits)

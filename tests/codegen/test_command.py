@@ -34,6 +34,10 @@ REFUSED = [
     ("--sram -1KB --d 128", "--sram -1KB: not a size", "192KB"),
     ("--sram 1.5 --d 128", "--sram 1.5: not a size", "whole number"),
     ("--sram 1.5KB --d 128", "--sram 1.5KB: not a size", "whole number"),
+    ("--sram 1025MB --d 128", "no fast memory is that large", "at most 1048576KB"),
+    ("--sram 99999999999999999999KB --d 128", "no fast memory is that large", ""),
+    (f"--sram {'9' * 5000} --d 128", "a number of 5000 characters is too large", ""),
+    (f"--sram 192KB --d {'9' * 5000}", "a number of 5000 characters is too large", ""),
     ("--sram 192KB --d 12", "--d 12: no kernel for this head size", "every multiple of 8 from 8 to 256"),
     ("--sram 192KB --d 16384", "--d 16384: no kernel for this head size", "every multiple of 8 from 8 to 256"),
     ("--sram 192KB --d 0", "--d 0: no kernel for this head size", "try --d 8"),
@@ -58,6 +62,8 @@ REFUSED = [
     ("--sram 192KB --d 128 --varlen", "--varlen: not available yet", ""),
     ("--sram 192KB --d 128 --no-backward", "--no-backward: not available yet", ""),
     ("--sram 192KB --d 128 --name Bad-Name", "--name Bad-Name: not a package name", ""),
+    ("--sram 192KB --d 128 --name torch", "--name torch: would hide the module torch", ""),
+    ("--sram 192KB --d 128 --name json", "--name json: would hide the module json", ""),
     ("--sram 192KB --d 128 --explain --build", "--explain and --build do not go together", ""),
     ("--sram 192KB --d 128 --at-n 512", "--at-n has no effect without --explain", ""),
     ("--sram 192KB --d 128 --explain --at-n 0", "--at-n 0: must be at least 1", ""),
@@ -69,7 +75,7 @@ REFUSED = [
 
 
 @pytest.mark.field("R098", "R123")
-@pytest.mark.parametrize("line, message, hint", REFUSED, ids=[line or "nothing" for line, _, _ in REFUSED])
+@pytest.mark.parametrize("line, message, hint", REFUSED, ids=[line[:60] or "nothing" for line, _, _ in REFUSED])
 def test_a_request_that_cannot_be_met_is_one_message_and_exit_2(codegen, tmp_path, line, message, hint):
     code, out, err = codegen(line)
     assert code == 2 and out == ""
@@ -109,6 +115,12 @@ def test_a_folder_that_holds_something_else_is_left_alone(codegen, tmp_path):
         code, out, err = codegen(line)
         assert code == 2 and out == "" and "is not a tileproof package: left untouched" in err
     assert listing(tmp_path) == ["generated", "generated/attn_d128_sram192k", "generated/attn_d128_sram192k/thesis.tex"]
+
+
+def test_what_the_file_system_refuses_is_one_message_and_exit_1(codegen):
+    for line in ("--sram 192KB --d 128 --check", "--sram 192KB --d 128", "--check"):
+        code, _, err = codegen(f"{line} --out {'a' * 300}")
+        assert code == 1 and err.startswith("codegen: error: ") and "Traceback" not in err
 
 
 def test_the_default_command_writes_checks_and_repeats_itself(codegen, tmp_path):

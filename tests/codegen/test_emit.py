@@ -217,7 +217,14 @@ def make_visited_package(target):
     (target / "csrc" / "notes.md").write_text("irreplaceable")
 
 
-@pytest.mark.parametrize("make", [make_folder, make_file, make_link, make_other_plan, make_visited_package])
+def make_package_with_a_link(target):
+    emit.write_files(ONE, target.parent)
+    (target / "shared").symlink_to("/tmp")
+
+
+@pytest.mark.parametrize(
+    "make", [make_folder, make_file, make_link, make_other_plan, make_visited_package, make_package_with_a_link]
+)
 def test_what_is_not_ours_is_refused_and_left_untouched(tmp_path, make):
     target = tmp_path / "attn_x"
     make(target)

@@ -54,8 +54,9 @@ def test_a_missing_an_extra_and_a_truncated_file_are_named(out):
     assert f"op.py: has {len(data) - 1} bytes instead of {len(data)}" in message or "op.py:" in message
 
 
-def test_a_damaged_plan_does_not_hide_the_package(out):
-    (out / NAME / PLAN_FILE).write_text("{")
+@pytest.mark.parametrize("text", ["{", "", "[1]", "[" * 100_000, "\0"])
+def test_a_damaged_plan_does_not_hide_the_package(out, text):
+    (out / NAME / PLAN_FILE).write_text(text)
     assert "plan.json is not the plan of a tileproof package" in differences(out)
 
 
@@ -65,6 +66,18 @@ def test_a_damaged_request_is_a_difference(out, damage):
     plan["request"] = {**plan["request"], **damage} if isinstance(damage, dict) and damage else damage
     (out / NAME / PLAN_FILE).write_text(json.dumps(plan))
     assert f"{NAME}/plan.json" in differences(out)
+
+
+@pytest.mark.parametrize("files", [None, 5, ["op.py"], "op.py"])
+def test_a_damaged_list_of_files_is_a_difference(out, files):
+    plan = json.loads((out / NAME / PLAN_FILE).read_text())
+    (out / NAME / PLAN_FILE).write_text(json.dumps({**plan, "files": files}))
+    assert "plan.json is not the plan of a tileproof package" in differences(out)
+
+
+def test_a_link_to_a_folder_is_not_part_of_the_package(out, tmp_path):
+    (out / NAME / "elsewhere").symlink_to(tmp_path)
+    assert "elsewhere: not part of the package" in differences(out)
 
 
 def test_a_plan_with_another_request_is_found_by_the_request(out):
