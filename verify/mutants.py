@@ -125,9 +125,9 @@ AMX = (
     Mutant("heads_interleaved", "query head h reads K/V head h mod Hkv", "hkv = h / (a.Hq / a.Hkv)", "hkv = h % a.Hkv"),
     Mutant(
         "lse_without_l",
-        "LSE = m",
-        "_mm512_load_ps(state.m_low + 16 * h), l);",
-        "_mm512_load_ps(state.m_low + 16 * h), _mm512_set1_ps(1.0f));",
+        "LSE lacks the logarithm of l's fraction",
+        "_mm512_getmant_ps(l,",
+        "_mm512_getmant_ps(_mm512_set1_ps(1.0f),",
     ),
     Mutant(
         "p_columns_swapped", "even and odd keys of a pair change places", "pair_bf16(even, odd)", "pair_bf16(odd, even)"
