@@ -1,6 +1,6 @@
 # Emitted by tileproof 0.1.0: codegen --sram 192KB --d 128
 # Do not edit: `codegen --check` compares it with a regeneration.
-# Templates: sha256 8656dcfde435ded2
+# Templates: sha256 fcf3540578dda836
 """Finds or makes the compiled library for a device: one for CPU tensors, one for CUDA tensors, when first needed.
 
 A finished library is in the cache (cache.py) under a key: the hash of this package's content, the commands, the
@@ -76,7 +76,7 @@ def library(kind: str, cuda_archs: Sequence[str] | None = None) -> Path:
         print(f"{contents.NAME}: building for {plan.what} (once, into {cache.root()})", file=sys.stderr, flush=True)
         recipe.compile_into(folder, plan)
 
-    return cache.published(_home() / f"{kind}-{plan.key}", make) / f"{kind}.so"
+    return cache.published(_home() / f"{kind}-{plan.key}", f"{kind}.so", make)
 
 
 def wheel(out: Path | str, *, cuda_archs: Sequence[str] | None = None) -> Path:
@@ -104,10 +104,13 @@ def _cached(kind: str, needs: dict[str, Any]) -> Path | None:
     """A finished library in the cache that was built for these needs, and maybe for more GPUs."""
     wanted = json.loads(json.dumps(needs))  # as it is read back: lists for tuples
     for label in sorted(_home().glob(f"{kind}-*/build.json")):
-        parts = json.loads(label.read_text())
-        if all(parts[name] == value for name, value in wanted.items() if name != "capabilities") and set(
-            wanted["capabilities"]
-        ) <= set(parts["capabilities"]):
+        try:
+            parts = json.loads(label.read_text())
+            fits = all(parts[name] == value for name, value in wanted.items() if name != "capabilities")
+            fits = fits and set(wanted["capabilities"]) <= set(parts["capabilities"])
+        except (OSError, ValueError, LookupError, TypeError):
+            continue  # a damaged label: that library is not known to fit
+        if fits and cache.is_whole(label.parent, f"{kind}.so"):
             return label.parent / f"{kind}.so"
     return None
 

@@ -1,6 +1,6 @@
 # Emitted by tileproof 0.1.0: codegen --sram 192KB --d 128
 # Do not edit: `codegen --check` compares it with a regeneration.
-# Templates: sha256 a83926fdf0adc8dc
+# Templates: sha256 af0d108dddb48102
 """What a request must satisfy: the rules of csrc/binding.h again, with the same sentences.
 
 The bindings check every call on real tensors. These checks serve where no binding runs: on fake and meta tensors
@@ -34,7 +34,10 @@ def causal_code(causal: bool | str) -> int:
 
     Raises: ValueError.
     """
-    code = CAUSAL_CODES.get(causal)
+    try:
+        code = CAUSAL_CODES.get(causal)
+    except TypeError:  # not hashable
+        code = None
     if code is None:
         raise ValueError(f"causal must be False, True, 'bottom_right' or 'top_left'; got {causal!r}")
     return code
@@ -112,6 +115,8 @@ def _check_scale(scale: float, dtype: torch.dtype) -> None:
 
 
 def _check_key_lengths(lengths: Tensor, q: Tensor) -> None:
+    if lengths.layout != torch.strided or lengths.is_nested:
+        raise ValueError(f"key_lengths must be a dense tensor; its layout is {lengths.layout}")
     if lengths.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"key_lengths must be int32 or int64; got {_name(lengths.dtype)}")
     if lengths.ndim != 1 or lengths.shape[0] != q.shape[0]:

@@ -1,6 +1,6 @@
 # Emitted by tileproof 0.1.0: codegen --sram 192KB --d 128
 # Do not edit: `codegen --check` compares it with a regeneration.
-# Templates: sha256 be14cdac20fb898d
+# Templates: sha256 a21fcc29c1e8de47
 """The op: its registration with torch, the public functions, and which kernel serves which call.
 
 Holds always:
@@ -201,7 +201,8 @@ def _register(name: str, signature: str, fake: Any) -> torch._ops.OpOverload:
                 t = t.flatten(0, 1)
             folded.append(t)
         outputs = op(*folded, *rest)
-        return tuple(t.unflatten(0, (info.batch_size, -1)) for t in outputs), (0,) * len(outputs)
+        inner = q.shape[0] if in_dims[0] is None else q.movedim(in_dims[0], 0).shape[1]
+        return tuple(t.unflatten(0, (info.batch_size, inner)) for t in outputs), (0,) * len(outputs)
 
     ops.impl(name, refuse_gradients, "Autograd", with_keyset=True)
     ops.impl(name, load_and_call, "CompositeExplicitAutograd")  # any device whose own kernel is not there yet

@@ -1,6 +1,6 @@
 # Emitted by tileproof 0.1.0: codegen --sram 192KB --d 128
 # Do not edit: `codegen --check` compares it with a regeneration.
-# Templates: sha256 19bf70a12159c09c
+# Templates: sha256 ab70c7de3366d304
 """The compilers of this machine: found, named with their versions, and run.
 
 CXX and MAX_JOBS mean what they mean to torch.utils.cpp_extension. CUDA_HOME (or CUDA_PATH) names the toolkit; without
@@ -43,7 +43,11 @@ def cxx() -> Compiler:
     Raises: BuildError when there is none.
     """
     asked = os.environ.get("CXX", "").strip()
-    for name, *more in [shlex.split(asked)] if asked else [["g++"], ["c++"]]:
+    try:
+        candidates = [shlex.split(asked)] if asked else [["g++"], ["c++"]]
+    except ValueError as error:
+        raise BuildError(f"CXX={asked!r} is not a command: {error}") from error
+    for name, *more in candidates:
         found = shutil.which(name)
         if found:
             command = (found, *more)

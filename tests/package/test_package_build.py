@@ -25,7 +25,7 @@ def own_cache(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def compiles(tmp_path, monkeypatch):
-    """A stand-in for the compiler that writes empty files and a log; counts the calls that compile."""
+    """A stand-in for the compiler that writes stand-in files and a log; counts the calls that compile."""
     log, script = tmp_path / "compiler.log", tmp_path / "stand-in g++"
     script.write_text(
         f"""#!/bin/sh
@@ -33,7 +33,7 @@ case "$*" in *--version*) echo "stand-in 1.0"; exit;; esac
 echo "$*" >> "{log}"
 sleep ${{STAND_IN_SECONDS:-0}}
 while [ "$1" != -o ]; do shift; done
-: > "$2"
+echo "stand-in" > "$2"
 """
     )
     script.chmod(0o755)
@@ -140,6 +140,36 @@ def test_a_build_killed_while_its_compilers_run_on(packages, folder, own_cache, 
     process.join()
     assert in_child(attn.build) == 0
     assert len(finished(own_cache)) == 1 and not leftovers(own_cache)
+
+
+@pytest.mark.parametrize("harm", ["emptied", "removed"])
+def test_a_library_lost_from_the_cache_is_built_again(packages, folder, own_cache, compiles, harm):
+    """Cleaners of temporary folders take files one by one."""
+    attn = packages.imported(folder)
+    built = attn.build()["cpu"]
+    before = compiles()
+    built.write_bytes(b"") if harm == "emptied" else built.unlink()
+    assert attn.build()["cpu"] == built and built.stat().st_size > 0
+    assert compiles() == 2 * before
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"compilers": 5'])
+def test_a_damaged_label_in_the_cache_is_passed_over(packages, folder, own_cache, compiles, monkeypatch, text):
+    attn = packages.imported(folder)
+    label = attn.build()["cpu"].parent / "build.json"
+    label.write_text(text)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(attn.BuildError, match="no-such-compiler"):
+        attn.build()
+
+
+@pytest.mark.parametrize("cxx", ["true", "'unbalanced"])
+def test_a_compiler_that_makes_nothing_publishes_nothing(packages, folder, own_cache, monkeypatch, cxx):
+    monkeypatch.setenv("CXX", cxx)
+    attn = packages.imported(folder)
+    with pytest.raises(attn.BuildError):
+        attn.build()
+    assert finished(own_cache) == []
 
 
 def test_a_finished_library_needs_no_lock_and_no_compiler(packages, folder, own_cache, compiles, monkeypatch):

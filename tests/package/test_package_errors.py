@@ -189,3 +189,17 @@ def test_path_states_the_kernel_and_its_plan(attn):
 
 def test_unknown_dtypes_of_isas(attn):
     assert sentence(lambda: attn.isas("float8")) == "no kernel takes float8; dtypes are float32, float64, bf16, fp16"
+
+
+def test_sparse_lengths_and_odd_causal_values_are_refused(attn):
+    q = t(*Q)
+    with pytest.raises(ValueError, match="key_lengths must be a dense tensor"):
+        attn.attention(q, t(*KV), t(*KV), key_lengths=torch.tensor([3, 1]).to_sparse())
+    for causal in ([], {}, 2, None, "diagonal"):
+        with pytest.raises(ValueError, match="causal must be"):
+            attn.attention(q, t(*KV), t(*KV), causal=causal)
+
+
+def test_vmap_over_nothing_gives_nothing(attn):
+    empty = torch.func.vmap(lambda x: attn.attention(x, x, x))(t(0, 1, 2, 5, D))
+    assert empty.shape == (0, 1, 2, 5, D)
