@@ -129,18 +129,36 @@ def _certificate(item: Figures) -> str:
 
 
 def _bench(item: Figures) -> str:
-    peers = list(item["summary"])
-    rows = []
+    """One row per dtype and width, one column per length and mask; the cells are ratios to the first peer."""
+    first, *others = item["summary"]
+    columns = list(dict.fromkeys((c["n"], c["causal"]) for c in item["cells"]))
+    rows: dict[tuple[str, int], dict[tuple[int, bool], str]] = {}
     for c in item["cells"]:
-        row = [c["dtype"], str(c["d"]), str(c["n"]), "causal" if c["causal"] else "full", f"{c['ours_gflops']:.0f}"]
-        rows.append(row + [f"{c[f'vs_{p}']['median']:.2f}" if f"vs_{p}" in c else "-" for p in peers])
-    means = "; ".join(
-        f"{dtype} against {peer}: geometric mean {s['geometric_mean']:.2f}, worst cell {s['worst_cell']:.2f}"
-        for peer, by in item["summary"].items()
-        for dtype, s in by.items()
-    )
-    head = ("dtype", "d", "N", "mask", "GFLOP/s", *(f"speed / {p}" for p in peers))
-    return f"{means}.\n\n{_table(head, rows)}\n\n{_source(item)}"
+        rows.setdefault((c["dtype"], c["d"]), {})[c["n"], c["causal"]] = f"{c[f'vs_{first}']['median']:.2f}"
+    head = ("dtype", "d", *(f"{n} {'causal' if causal else 'full'}" for n, causal in columns))
+    body = [(dtype, str(d), *(cells.get(column, "-") for column in columns)) for (dtype, d), cells in rows.items()]
+    means = [
+        f"{dtype}: geometric mean {s['geometric_mean']:.2f}, worst cell {s['worst_cell']:.2f}"
+        for dtype, s in item["summary"][first].items()
+    ]
+    beside = [
+        f"{peer}: " + ", ".join(f"{dtype} {s['geometric_mean']:.2f}" for dtype, s in item["summary"][peer].items())
+        for peer in others
+    ]
+    text = f"Speed / {first}, {item['package']}{_tiles(item)}. {'; '.join(means)}."
+    if beside:
+        text += f" Geometric means against {'; '.join(beside)}."
+    return f"{text}\n\n{_table(head, body)}\n\n{_source(item)}"
+
+
+def _tiles(item: Figures) -> str:
+    chosen = item.get("tiles") or {}
+    named = [
+        f"{what} {tile[0]} x {tile[1]}"
+        for what, choice in chosen.items()
+        if isinstance(tile := choice.get("tile") if isinstance(choice, dict) else choice, list)
+    ]
+    return f", best tiles {', '.join(named)}" if named else ""
 
 
 def _fuzz(item: Figures) -> str:
