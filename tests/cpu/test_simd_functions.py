@@ -51,7 +51,9 @@ def test_exp2_keeps_the_limits_of_the_model(isa):
     model = judged.model(package(), isa, "float32")
     end = int(np.float32(130).view(np.uint32))
     found = Found()
-    load_library(isa, EXP2_PROBE).probe(0, end, STRIDE, ctypes.byref(found))
+    probe = load_library(isa, EXP2_PROBE).probe
+    probe.argtypes = [ctypes.c_uint32] * 4 + [ctypes.POINTER(Found)]
+    probe(0, end, STRIDE, 1 << 31, found)  # from -0 to -130
     assert found.worst < model.exp2_error and found.flushed_from < model.exp2_flush
     assert (found.at_zero, found.at_minus_infinity, found.nan_stays) == (1.0, 0.0, 1.0)
 
