@@ -15,7 +15,8 @@ README = TESTS / "README.md"
 HEAD = """# Tests
 
 The folders mirror the project: `spec/`, `codegen/`, `package/` (the emitted Python and its build), `cpu/`, `sm80/`
-(kernels), `kernels/` (emitted packages with the real kernels, every path of the machine), `gpu/`, `verify/`.
+(kernels), `kernels/` (emitted packages with the real kernels, every path of the machine), `generated/` (what is checked
+in), `gpu/`, `verify/`.
 A test's name is the claim that it checks; its tolerance is a derived bound or exact equality.
 `pytest` runs all of them; those that need a GPU say so and are run on one by `python -m pytest -m gpu`.
 

@@ -33,10 +33,11 @@ def collect(results: Path, generated: Path = GENERATED) -> dict[str, list[Figure
     for file in sorted(results.glob("*.json")):
         figures = json.loads(file.read_text())
         device = figures.get("device") or "cpu"
-        found.setdefault(f"{figures['kind']} {device}", []).append({"file": file.name, **figures})
+        where = f"{results.parent.name}/{results.name}/{file.name}"
+        found.setdefault(f"{figures['kind']} {device}", []).append({"file": where, **figures})
     for file in sorted(generated.glob("*/certificate.json")):
         found.setdefault("certificate", []).append(
-            {"file": f"{file.parent.name}/{file.name}", **json.loads(file.read_text())}
+            {"file": f"{generated.name}/{file.parent.name}/{file.name}"} | json.loads(file.read_text())
         )
     return found
 
@@ -152,13 +153,15 @@ def _bench(item: Figures) -> str:
 
 
 def _tiles(item: Figures) -> str:
-    chosen = item.get("tiles") or {}
-    named = [
-        f"{what} {tile[0]} x {tile[1]}"
-        for what, choice in chosen.items()
-        if isinstance(tile := choice.get("tile") if isinstance(choice, dict) else choice, list)
-    ]
-    return f", best tiles {', '.join(named)}" if named else ""
+    """The tile that was chosen per dtype and width, and what each tried one reached against the first peer."""
+    named = []
+    for what, choice in (item.get("tiles") or {}).items():
+        tried = choice.get("tried") or {}
+        if tried:
+            br, bc = choice["tile"]
+            figures = ", ".join(f"{tile} {mean:.2f}" for tile, mean in tried.items())
+            named.append(f"{what}: {br}x{bc} (tried: {figures})")
+    return f"; best tiles: {'; '.join(named)}" if named else ""
 
 
 def _fuzz(item: Figures) -> str:
