@@ -21,6 +21,8 @@ def results(tmp_path):
         "device": "cpu",
         "machine": machine.describe(),
         "threads": 2,
+        "package": "--sram 192KB per d and dtype, cpu",
+        "tiles": {"bf16 d=64": {"tile": [128, 64], "tried": {"128x64": 2.0, "96x64": 1.5}}},
         "cells": [timing.describe()],
         "summary": {"torch": bench.summary([timing], "torch")},
     }
@@ -42,7 +44,8 @@ def test_a_block_is_filled_and_the_rest_is_left_alone(results, tmp_path):
     assert text.startswith("before\n<!-- figures: bench cpu -->\n") and text.endswith(
         "<!-- end of figures -->\nafter\n"
     )
-    assert "| bf16 | 64 | 512 | full |" in text and "geometric mean 2.00" in text and "old" not in text
+    assert "| dtype | d | 512 full |" in text and "| bf16 | 64 | 2.00 |" in text and "old" not in text
+    assert "geometric mean 2.00" in text and "bf16 d=64: 128x64 (tried: 128x64 2.00, 96x64 1.50)" in text
     assert "bench_cpu.json" in text and "load" in text
     assert not report.refresh(readme, results, write=True, generated=tmp_path)
 
