@@ -72,7 +72,10 @@ def check(out: Path, problem: Problem | None = None, name: str | None = None) ->
         f"{r.folder}: missing" if line == "missing" else f"{r.folder}/{line}" for r in reports for line in r.differences
     ]
     if stale:
-        raise CheckFailed("not what its request gives today", *stale, "regenerate it, or see git diff")
+        # The command never overwrites a folder that it cannot read as a package.
+        unreadable = any(not r.digest and r.folder.is_dir() for r in reports)
+        remedy = "move it away and emit it again" if unreadable else "regenerate it"
+        raise CheckFailed("not what its request gives today", *stale, f"{remedy}, or see git diff")
     return reports
 
 

@@ -57,7 +57,9 @@ def test_a_missing_an_extra_and_a_truncated_file_are_named(out):
 @pytest.mark.parametrize("text", ["{", "", "[1]", "[" * 100_000, "\0"])
 def test_a_damaged_plan_does_not_hide_the_package(out, text):
     (out / NAME / PLAN_FILE).write_text(text)
-    assert "plan.json is not the plan of a tileproof package" in differences(out)
+    said = differences(out)
+    assert "plan.json is not the plan of a tileproof package" in said
+    assert "move it away and emit it again" in said  # regenerating over it is refused
 
 
 @pytest.mark.parametrize("damage", [5, {}, {"archs": None}, {"archs": [["cpu"]]}, {"dtypes": "float32"}, {"br": "x"}])
