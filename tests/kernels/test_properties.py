@@ -177,7 +177,7 @@ def test_the_order_of_keys_changes_a_result_within_its_bound(small, dtype, descr
     _assert_close(small, case, small, turned)
 
 
-@pytest.mark.field("R092", "R110")
+@pytest.mark.field("R092", "R099", "R110")
 @dtypes
 @quick
 @given(drawn)
