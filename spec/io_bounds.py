@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from spec import io_kernels
 from spec.errors import TileError
 from spec.io_counts import Sizes, Traffic
+from spec.io_kernels import Call
 
 
 def compulsory(s: Sizes) -> int:
@@ -23,14 +25,29 @@ def compulsory(s: Sizes) -> int:
 
 def product_bound(s: Sizes, m: int) -> Fraction:
     """Nq Nk d^2 / (M + 4 d^2) - M elements, d = dk; negative for small problems."""
+    return product_bound_of_pairs(s.nq * s.nk, s.dk, m)
+
+
+def product_bound_of_pairs(pairs: int, dk: int, m: int) -> Fraction:
+    """The same for any set of `pairs` dot products, such as those that a mask allows, of all heads together.
+
+    A part of the partition meets at most M^2/d^2 + 4M dot products whichever are asked for, and operands of several
+    heads in one part meet fewer than as many operands of one. Blocks that share nothing but slow memory can run one
+    after the other in the same M, so the bound holds for their sum, M being what one block has.
+    """
     if m < 1:
         raise TileError(f"M={m}: must be at least 1")
-    return Fraction(s.nq * s.nk * s.dk**2, m + 4 * s.dk**2) - m
+    return Fraction(pairs * dk**2, m + 4 * dk**2) - m
 
 
 def lower_bound(s: Sizes, m: int) -> Fraction:
     """The better of the two bounds: a forward pass with M elements of fast memory moves at least this much."""
     return max(Fraction(compulsory(s)), product_bound(s, m))
+
+
+def lower_bound_of_call(call: Call, m: int) -> Fraction:
+    """The same for a call with heads, masks and key lengths, in elements."""
+    return max(Fraction(io_kernels.compulsory(call)), product_bound_of_pairs(io_kernels.pairs(call), call.dk, m))
 
 
 def ratio(traffic: Traffic, s: Sizes, m: int) -> float:
