@@ -1,0 +1,162 @@
+// cuda_runtime.h: the CUDA language and host API that emitted kernels use, for an ordinary C++ compiler.
+//
+// Keywords become empty macros, threadIdx and its kin plain variables that the scheduler sets, and a launch runs the
+// grid at once on the calling thread. Streams are accepted and ignored. Twins of device functions take their call site
+// as hidden last argument, so that findings name the emitted line.
+#pragma once
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <functional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__ __attribute__((noinline))
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __align__(n) __attribute__((aligned(n)))
+
+struct uint3 {
+  unsigned x, y, z;
+};
+struct dim3 {
+  unsigned x, y, z;
+  constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+extern uint3 threadIdx, blockIdx;
+extern dim3 blockDim, gridDim;
+
+namespace emu {
+
+// Where a twin was called in the emitted text.
+struct Site {
+  const char* file = nullptr;
+  int line = 0;
+};
+#define EMU_SITE const char *emu_file = __builtin_FILE(), int emu_line = __builtin_LINE()  // last parameter of a twin
+#define EMU_HERE (::emu::Site{emu_file, emu_line})                                         // in its body
+
+void barrier_sync(int id, int threads, const char* what, Site site);  // threads < 0: all of the block that have not exited
+void barrier_arrive(int id, int threads, const char* what, Site site);
+void syncwarp(uint32_t mask, Site site);
+// The value of lane `source`; of the caller where `source` is outside of the mask.
+uint32_t shuffle(uint32_t mask, uint32_t value, int source, Site site);
+int own_lane();
+
+void allow_shared_bytes(const void* kernel, int bytes);
+int launch(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body);
+int last_launch_code();
+
+template <typename T>
+T shuffle_as(uint32_t mask, T value, int source, Site site) {
+  static_assert(sizeof(T) == 4, "a shuffle moves 32 bits");
+  uint32_t bits;
+  memcpy(&bits, &value, 4);
+  bits = shuffle(mask, bits, source, site);
+  memcpy(&value, &bits, 4);
+  return value;
+}
+
+}  // namespace emu
+
+// ---- Device functions
+
+inline void __syncthreads(EMU_SITE) { emu::barrier_sync(0, -1, "__syncthreads", EMU_HERE); }
+inline void __syncwarp(uint32_t mask = 0xffffffffu, EMU_SITE) { emu::syncwarp(mask, EMU_HERE); }
+inline void __threadfence() {}
+
+template <typename T>
+T __shfl_sync(uint32_t mask, T value, int source, int width = 32, EMU_SITE) {
+  const int segment = emu::own_lane() & ~(width - 1);
+  return emu::shuffle_as(mask, value, segment + (source & (width - 1)), EMU_HERE);
+}
+
+template <typename T>
+T __shfl_xor_sync(uint32_t mask, T value, int lane_mask, int width = 32, EMU_SITE) {
+  const int lane = emu::own_lane(), source = lane ^ lane_mask;
+  return emu::shuffle_as(mask, value, source / width > lane / width ? lane : source, EMU_HERE);
+}
+
+inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
+inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
+inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
+inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
+inline uint32_t __float_as_uint(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, 4);
+  return bits;
+}
+inline float __uint_as_float(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+
+// ---- Host functions
+
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorNotSupported = 801, cudaErrorLaunchFailure = 719 };
+typedef struct emu_stream* cudaStream_t;
+typedef struct emu_event* cudaEvent_t;
+
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+
+enum cudaLaunchAttributeID { cudaLaunchAttributeClusterDimension = 4 };
+union cudaLaunchAttributeValue {
+  struct {
+    unsigned x, y, z;
+  } clusterDim;
+};
+struct cudaLaunchAttribute {
+  cudaLaunchAttributeID id;
+  cudaLaunchAttributeValue val;
+};
+struct cudaLaunchConfig_t {
+  dim3 gridDim, blockDim;
+  size_t dynamicSmemBytes;
+  cudaStream_t stream;
+  cudaLaunchAttribute* attrs;
+  unsigned numAttrs;
+};
+
+template <typename Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int value) {
+  if (value < 0 || value > 227 * 1024) return cudaErrorInvalidValue;
+  emu::allow_shared_bytes(reinterpret_cast<const void*>(kernel), value);
+  return cudaSuccess;
+}
+
+template <typename... Parameters, typename... Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Arguments&&... arguments) {
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    const cudaLaunchAttribute& attribute = config->attrs[i];
+    const auto& cluster = attribute.val.clusterDim;
+    if (attribute.id == cudaLaunchAttributeClusterDimension && cluster.x * cluster.y * cluster.z != 1)
+      return cudaErrorNotSupported;
+  }
+  std::tuple<std::decay_t<Parameters>...> parameters(std::forward<Arguments>(arguments)...);
+  return static_cast<cudaError_t>(emu::launch(reinterpret_cast<const void*>(kernel), config->gridDim, config->blockDim,
+                                              config->dynamicSmemBytes, [&] { std::apply(kernel, parameters); }));
+}
+
+inline cudaError_t cudaGetLastError() { return static_cast<cudaError_t>(emu::last_launch_code()); }
+inline cudaError_t cudaPeekAtLastError() { return cudaGetLastError(); }
+inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaMemsetAsync(void* destination, int value, size_t bytes, cudaStream_t = nullptr) {
+  memset(destination, value, bytes);
+  return cudaSuccess;
+}
