@@ -26,6 +26,37 @@ RESULTS = Path(__file__).resolve().parent / "results"
 _device = click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where to run."
 )
+_ARITHMETIC = "How the emulator sums a matrix product."
+
+
+def _judged_on(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that choose a device to judge on; `_where` makes it of them."""
+    from verify.emulator.emulator import ACCUMULATIONS, SCHEDULES
+
+    for option in (
+        click.option("--accumulation", type=click.Choice(ACCUMULATIONS), default=None, help=_ARITHMETIC),
+        click.option(
+            "--schedule", "schedules", type=click.Choice([s.name for s in SCHEDULES]), multiple=True,
+            help="Of the emulator's threads and copies; may be repeated. Default: all, and each must hold.",
+        ),
+        click.option("--arch", default=None, help="Target whose kernels the emulator runs.  [default: sm80]"),
+        click.option(
+            "--device", type=click.Choice(["cpu", "cuda", "emulator"]), default="cpu", show_default=True,
+            help="Where to run; emulator: CUDA kernels thread by thread on this CPU.",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def _where(device: str, arch: str | None, schedules: tuple[str, ...], accumulation: str | None) -> Any:
+    from verify import devices
+    from verify.emulator.emulator import SCHEDULES
+
+    chosen = [s for s in SCHEDULES if s.name in schedules] or None
+    return devices.device(device, arch=arch, schedules=chosen, accumulation=accumulation)
+
+
 _seed = click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same cases.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print figures as JSON instead of a table.")
 _out = click.option("--out", type=click.Path(path_type=Path), default=None, help="Write the figures to this file.")
@@ -75,7 +106,7 @@ def _console() -> Console:
 
 @main.command()
 @click.argument("package")
-@_device
+@_judged_on
 @_seed
 @click.option(
     "--cases", "per_dtype", type=click.IntRange(1), default=None, help="Cases per dtype, special values included."
@@ -89,6 +120,9 @@ def _console() -> Console:
 def certify(
     package: str,
     device: str,
+    arch: str | None,
+    schedules: tuple[str, ...],
+    accumulation: str | None,
     seed: int,
     per_dtype: int | None,
     only: str | None,
@@ -111,7 +145,7 @@ def certify(
     options = judged.Options(
         seed=seed, per_dtype=per_dtype or suite.PER_DTYPE, only=only, path=path, balls=not no_balls
     )
-    where = devices.device(device)
+    where = _where(device, arch, schedules, accumulation)
     total = None if only else options.per_dtype * len(devices.dtypes_of(packages.plan(folder), device))
     with bar(f"certify {folder.name} on {device}", total) as step:
         record = judged.certify(folder, where, options, step=step)
@@ -127,7 +161,7 @@ def certify(
         certificate.write(folder, device, stated)
     for text in record.violations[:10]:
         click.echo(text, err=True)
-    if not record.runs:
+    if not record.runs and not record.violations:
         click.echo(f"verify: error: nothing ran: no case {only!r} or no path {path!r}", err=True)
         sys.exit(2)
     title = f"{folder.name}: certificate on {device}"
@@ -136,7 +170,7 @@ def certify(
 
 @main.command()
 @click.argument("package", required=False)
-@_device
+@_judged_on
 @_seed
 @click.option("--examples", type=click.IntRange(1), default=500, show_default=True, help="Examples in all.")
 @click.option("--packages", "count", type=click.IntRange(0), default=0, help="Build this many packages and fuzz each.")
@@ -149,6 +183,9 @@ def certify(
 def fuzz(
     package: str | None,
     device: str,
+    arch: str | None,
+    schedules: tuple[str, ...],
+    accumulation: str | None,
     seed: int,
     examples: int,
     count: int,
@@ -163,9 +200,10 @@ def fuzz(
 
     if package is None and not count and not mutants and not spec_examples:
         raise click.UsageError("name a PACKAGE, or use --packages, --spec or --mutants")
+    where = _where(device, arch, schedules, accumulation)
     with bar(f"fuzz on {device}", None) as step:
         report = campaign.run(
-            package, device, examples=examples, packages_wanted=count, mutants_wanted=mutants,
+            package, where, examples=examples, packages_wanted=count, mutants_wanted=mutants,
             spec_examples=spec_examples, seed=seed, step=step,
         )  # fmt: skip
     figures = report.describe()

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from codegen import package as rendered
 from codegen.errors import PlanError, RequestError
-from verify import devices, fuzz, mutants, packages
+from verify import fuzz, mutants, packages
 from verify.certificate import BARS
 from verify.devices import Device
 from verify.judge import OUTPUTS
@@ -90,7 +90,7 @@ class Report:
 
 def run(
     package: str | None,
-    device: str,
+    where: Device,
     *,
     examples: int,
     packages_wanted: int,
@@ -99,9 +99,8 @@ def run(
     seed: int,
     step: Step = silent,
 ) -> Report:
-    """Fuzz as the command's options say."""
-    where = devices.device(device)
-    report = Report(device, seed, where.describe())
+    """Fuzz on the device `where` as the command's options say."""
+    report = Report(where.name, seed, where.describe())
     if package is not None:
         folder = packages.find(package)
         report.packages.append((folder.name, fuzz.fuzz_package(folder, where, examples=examples, seed=seed, step=step)))
@@ -112,6 +111,7 @@ def run(
         report.spec = fuzz.fuzz_spec(examples=spec_examples, seed=seed, step=step)
     if mutants_wanted:
         report.mutants = mutants.hunt_all(where, examples=WITHIN, seed=seed, step=step)
+    report.machine |= {key: value for key, value in where.describe().items() if key == "emulator"}  # what ran on it
     return report
 
 

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from codegen.errors import RequestError
-from verify import machine
-from verify.cases import Array, Case
+from verify import machine, packages
+from verify.cases import CAUSAL, Array, Case
 
 ISA_VARIABLE = "TILEPROOF_CPU_ISA"
 
@@ -30,7 +30,7 @@ class Path:
 
     device: str
     isa: str
-    unit: str  # what calibration files call it: the instruction set, or the compute capability of a GPU
+    unit: str  # what calibration files call it: the instruction set, the compute capability of a GPU, the emulator
     dtype: str
     arithmetic: str
     br: int
@@ -46,13 +46,22 @@ class Device(Protocol):
     """What the judge asks of a device."""
 
     name: str
+    asked: str  # the options of a command that ask for it
+    compares_runs: bool  # `run` itself runs a case more than once and refuses results that differ in a bit
 
     def paths(self, attn: ModuleType, dtype: str, case: Case) -> list[Path]:
         """Every path that this machine can force for `case`, best first."""
         ...
 
     def run(self, attn: ModuleType, case: Case, path: Path) -> tuple[Array, Array]:
-        """O (B,Hq,Nq,dv) and LSE (B,Hq,Nq) of the kernel on `path`, as float64."""
+        """O (B,Hq,Nq,dv) and LSE (B,Hq,Nq) of the kernel on `path`, as float64.
+
+        Raises: AssertionError when the run itself shows a fault, whatever its results.
+        """
+        ...
+
+    def trace(self, attn: ModuleType, case: Case, path: Path) -> tuple[Array, Array, Array]:
+        """(O, LSE, trace) of a debug form; trace (B,Hq,Nq,tiles,2+dv), NaN where a row met no tile."""
         ...
 
     def describe(self) -> dict[str, Any]:
@@ -60,15 +69,16 @@ class Device(Protocol):
         ...
 
 
-def _path(attn: ModuleType, device: str, answer: dict[str, Any], dtype: str, unit: str) -> Path:
+def of_variant(attn: ModuleType, device: str, answer: dict[str, Any], dtype: str, unit: str) -> Path:
+    """The path of one variant: a row of plan.json, or what `attn.path` answers."""
     return Path(
         device=device,
         isa=str(answer["isa"]),
         unit=unit,
         dtype=dtype,
         arithmetic=str(answer["arithmetic"]),
-        br=int(answer["br"]),
-        bc=int(answer["bc"]),
+        br=int(answer["br"] if "br" in answer else answer["plan"]["br"]),
+        bc=int(answer["bc"] if "bc" in answer else answer["plan"]["bc"]),
         plan=dict(answer.get("plan", {})),
         debug=_is_debug_form(attn),
     )
@@ -88,6 +98,18 @@ def _call(attn: ModuleType, case: Case, device: str) -> tuple[Array, Array]:
     with torch.no_grad():
         o, lse = attn.attention(words.pop("q"), words.pop("k"), words.pop("v"), return_lse=True, **words)
     return tuple(np.asarray(x.to(torch.float64).cpu().numpy()) for x in (o, lse))  # type: ignore[return-value]
+
+
+def _trace(attn: ModuleType, case: Case, device: str, bc: int) -> tuple[Array, Array, Array]:
+    import torch
+
+    words = case.tensors(device)
+    tiles = -(-case.k.shape[2] // bc)
+    op = getattr(torch.ops, packages.part(attn, "op").NAMESPACE).forward_trace
+    causal = CAUSAL.index(case.causal)
+    with torch.no_grad():
+        found = op(words["q"], words["k"], words["v"], words["key_lengths"], case.scale, causal, tiles)
+    return tuple(np.asarray(x.to(torch.float64).cpu().numpy()) for x in found)  # type: ignore[return-value]
 
 
 def _ask(attn: ModuleType, case: Case, device: str) -> dict[str, Any]:
@@ -114,17 +136,23 @@ class Cpu:
     """The CPU of this machine: one path per instruction set that it has and the package has a kernel for."""
 
     name = "cpu"
+    asked = "--device cpu"
+    compares_runs = False
 
     def paths(self, attn: ModuleType, dtype: str, case: Case) -> list[Path]:
         found = []
         for isa in attn.isas(dtype):
             with forced_isa(isa):
-                found.append(_path(attn, "cpu", _ask(attn, case, "cpu"), dtype, isa))
+                found.append(of_variant(attn, "cpu", _ask(attn, case, "cpu"), dtype, isa))
         return found
 
     def run(self, attn: ModuleType, case: Case, path: Path) -> tuple[Array, Array]:
         with forced_isa(path.isa):
             return _call(attn, case, "cpu")
+
+    def trace(self, attn: ModuleType, case: Case, path: Path) -> tuple[Array, Array, Array]:
+        with forced_isa(path.isa):
+            return _trace(attn, case, "cpu", path.bc)
 
     def describe(self) -> dict[str, Any]:
         return machine.describe("cpu")
@@ -134,6 +162,8 @@ class Cuda:
     """The current CUDA device: one path, the architecture that the package was built for."""
 
     name = "cuda"
+    asked = "--device cuda"
+    compares_runs = False
 
     def __init__(self) -> None:
         import torch
@@ -143,26 +173,44 @@ class Cuda:
         self.unit = "sm_{}{}".format(*torch.cuda.get_device_capability())
 
     def paths(self, attn: ModuleType, dtype: str, case: Case) -> list[Path]:
-        return [_path(attn, "cuda", _ask(attn, case, "cuda"), dtype, self.unit)]
+        return [of_variant(attn, "cuda", _ask(attn, case, "cuda"), dtype, self.unit)]
 
     def run(self, attn: ModuleType, case: Case, path: Path) -> tuple[Array, Array]:
         return _call(attn, case, "cuda")
+
+    def trace(self, attn: ModuleType, case: Case, path: Path) -> tuple[Array, Array, Array]:
+        return _trace(attn, case, "cuda", path.bc)
 
     def describe(self) -> dict[str, Any]:
         return machine.describe("cuda")
 
 
-DEVICES: dict[str, Callable[[], Device]] = {"cpu": Cpu, "cuda": Cuda}
+def _emulator(arch: str | None = None, **words: Any) -> Device:
+    from verify.emulator.device import EmulatorDevice
+
+    return EmulatorDevice(arch or "sm80", **words)
 
 
-def device(name: str) -> Device:
+DEVICES: dict[str, Callable[..., Device]] = {"cpu": Cpu, "cuda": Cuda, "emulator": _emulator}
+
+
+def device(name: str, **words: Any) -> Device:
     """The device called `name`.
 
-    Raises: RequestError for an unknown name, or a device that this machine lacks.
+    words: for the emulator, those of EmulatorDevice; None stands for its default.
+    Raises: RequestError for an unknown name, for words that the device does not take, or when this machine lacks it.
     """
     if name not in DEVICES:
         raise RequestError(f"--device {name}: unknown", f"known: {', '.join(DEVICES)}")
-    return DEVICES[name]()
+    asked = {word: value for word, value in words.items() if value is not None}
+    if asked and name != "emulator":
+        raise RequestError(f"--{next(iter(asked))} is for --device emulator, not for {name}")
+    return DEVICES[name](**asked)
+
+
+def torch_device(name: str) -> str:
+    """Where torch computes for what runs on the device `name`."""
+    return "cuda" if name == "cuda" else "cpu"
 
 
 def dtypes_of(plan: dict[str, Any], device_name: str) -> list[str]:

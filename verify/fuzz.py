@@ -21,6 +21,7 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, given, settings
 
 from verify import devices, judge, packages, strategies, tiles
+from verify.cases import Case
 from verify.certificate import Distribution, Record
 from verify.certify import hear_case
 from verify.compare import ratio
@@ -137,10 +138,11 @@ def fuzz_package(
     def check(description: strategies.Description) -> None:
         case = description.case(f"fuzz/{outcome.name}")
         before = len(found.violations)
-        how = f"python -m verify fuzz {folder} --device {device.name} --examples {examples} --seed {seed}"
+        how = f"python -m verify fuzz {folder} {device.asked} --examples {examples} --seed {seed}"
         hear_case(module, case, device, found, how, spec=spec, rows=0, compare_plain=False, seed=seed)
         outcome.counts[f"dtype {case.dtype}"] += 1
         outcome.counts[f"mask {case.causal}{'+lengths' if case.key_lengths is not None else ''}"] += 1
+        outcome.counts.update(features(case))
         step()
         if len(found.violations) > before:
             raise AssertionError(found.violations[-1])
@@ -149,6 +151,17 @@ def fuzz_package(
         check, drawn, examples=examples, seed=seed, shrink=shrink
     )
     return outcome
+
+
+def features(case: Case) -> list[str]:
+    """What a drawn case has that a kernel may get wrong, for counting."""
+    sizes, lengths = case.sizes, case.key_lengths or ()
+    return [
+        f"layout {case.layout}",
+        *(["shared K/V heads"] if sizes["Hq"] > sizes["Hkv"] else []),
+        *(["no keys"] if sizes["Nk"] == 0 else []),
+        *(["key length 0"] if 0 in lengths else []),
+    ]
 
 
 @dataclass

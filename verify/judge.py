@@ -24,7 +24,7 @@ import numpy as np
 from verify import arithmetic, bounds, plain, special, tiles
 from verify.cases import Array, Case
 from verify.compare import ratio
-from verify.devices import Device, Path
+from verify.devices import Device, Path, torch_device
 from verify.oracle import balls, float64, multiprecision
 from verify.oracle.reference import Reference
 
@@ -183,7 +183,7 @@ def hear(
     heard = [_Run(path, o, lse, [known.bound(head, path) for head in range(len(known.keys))]) for path, o, lse in runs]
     chosen = _rows_for_mpmath(known, heard, rows, seed)
     exact = [known.mpmath(head, picked) if picked else None for head, picked in enumerate(chosen)]
-    beside = plain.attention(case, device=device) if compare_plain else None
+    beside = plain.attention(case, device=torch_device(device)) if compare_plain else None
     return [_verdict(known, run, exact, beside, spec) for run in heard]
 
 
@@ -195,7 +195,8 @@ def model_of(path: Path) -> arithmetic.ArithmeticModel:
 def check(attn: ModuleType, case: Case, *, on: Device | None = None, spec: bool = False) -> list[Verdict]:
     """Run `case` on every path of `attn` that this machine can force, and judge each.
 
-    Raises: AssertionError, with the failing element, both values, err/bound and the tile, when one does not hold.
+    Raises: AssertionError, with the failing element, both values, err/bound and the tile, when one does not hold; and
+    what `device.run` raises.
     """
     from verify import devices
 

@@ -18,9 +18,9 @@ import numpy as np
 
 from codegen import problem as problems
 from verify import bounds, devices, judge, packages, suite
-from verify.cases import CAUSAL, Array, Case
+from verify.cases import Array, Case
 from verify.compare import ratio
-from verify.devices import Device, Path, forced_isa
+from verify.devices import Device, Path
 from verify.oracle import float64
 from verify.progress import Step, silent
 
@@ -57,28 +57,6 @@ def debug_form(folder: Folder, device: str) -> Folder:
         t for t in request.dtypes if any(t in dataclasses.replace(request, archs=(a,)).dtypes_of(a) for a in archs)
     )
     return packages.emit(dataclasses.replace(request, archs=archs, dtypes=dtypes, debug=True))
-
-
-def run(attn: ModuleType, case: Case, path: Path) -> tuple[Array, Array, Array]:
-    """(O, LSE, trace) of the debug form on one path; trace (B,Hq,Nq,tiles,2+dv), NaN where a row met no tile."""
-    import torch
-
-    words = case.tensors("cpu" if path.device == "cpu" else "cuda")
-    tiles = -(-case.k.shape[2] // path.bc)
-    op = getattr(torch.ops, packages.part(attn, "op").NAMESPACE).forward_trace
-    causal = CAUSAL.index(case.causal)
-
-    def call() -> Any:
-        with torch.no_grad():
-            return op(words["q"], words["k"], words["v"], words["key_lengths"], case.scale, causal, tiles)
-
-    if path.device == "cpu":
-        with forced_isa(path.isa):
-            found = call()
-    else:
-        found = call()
-    o, lse, trace = (np.asarray(x.to(torch.float64).cpu().numpy()) for x in found)
-    return o, lse, trace
 
 
 def hear(case: Case, path: Path, trace: Array) -> Finding:
@@ -152,7 +130,11 @@ def states(attn: ModuleType, case: Case, device: Device) -> tuple[list[Finding],
     """Run a finite case on every path of the debug form: its states judged, and a text for each thing out of bounds."""
     found, bad = [], []
     for path in device.paths(attn, case.dtype, case):
-        o, lse, trace = run(attn, case, path)
+        try:
+            o, lse, trace = device.trace(attn, case, path)
+        except AssertionError as fault:
+            bad.append(f"{case.name} on {path}, debug form: {fault}")
+            continue
         (verdict,) = judge.hear(case, [(path, o, lse)], spec=False, device=device.name)
         finding = hear(case, path, trace)
         found.append(finding)

@@ -30,7 +30,7 @@ def test_states_after_every_tile_are_within_their_bound(form):
 def test_a_wrong_state_is_named_by_its_tile(form):
     one = case()
     path = devices.Cpu().paths(form, "float32", one)[0]
-    _, _, states = trace.run(form, one, path)
+    _, _, states = devices.Cpu().trace(form, one, path)
     assert trace.hear(one, path, states).holds
     for column, shown_by in ((0, ("m",)), (1, ("m + ln l", "O / l")), (2, ("O / l",))):
         wrong = states.copy()
@@ -46,5 +46,5 @@ def test_a_wrong_state_is_named_by_its_tile(form):
 def test_a_row_that_meets_no_tile_leaves_nothing(form):
     one = case(nq=40, nk=20)  # bottom-right: the first 20 rows see no key
     path = devices.Cpu().paths(form, "float32", one)[0]
-    _, lse, states = trace.run(form, one, path)
+    _, lse, states = devices.Cpu().trace(form, one, path)
     assert np.isneginf(lse[0, :, :20]).all() and np.isnan(states[0, :, :20]).all()

@@ -167,6 +167,7 @@ def runtime(*, flags: Sequence[str] = ()) -> list[Path]:
     """The objects of the runtime, one per file of `src/`, compiled if they are not in the cache."""
     chosen = compiler()
     command = [chosen.command, *_RUNTIME, *chosen.architecture, *flags]
+
     def one(source: Path) -> Path:
         key = _hash([chosen.version, *command, source.read_text(), *_headers()])
 

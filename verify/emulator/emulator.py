@@ -9,8 +9,8 @@
 
 `run.counters["tensors"]["k"]["read"]` are bytes that the kernel read from the array registered as "k".
 
-Holds always: an array must be registered before a kernel may touch it, and stays alive as long as it is. Outputs
-registered `once` must be written, each element exactly once, by the launches of one `launch`.
+Holds always: an array must be registered before a kernel may touch it, and stays alive as long as it is. Each element
+of one that is registered `once` must be written exactly once: register it again before the next launch.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SCHEDULES = (Schedule("late", "ascending"), Schedule("early", "descending"), Sch
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault. `file` and `line` are of the emitted text; `other` is the line of the other access, if there is one."""
+    """One fault. `file` and `line` are of the emitted text; `other` is the line of the other access, if any."""
 
     kind: str
     sentence: str
@@ -159,9 +159,8 @@ class Emulator:
             return
         low, high = extent(array)
         self._arrays.append(array)
-        contiguous = array.flags.c_contiguous
-        self.library.emu_register(low, high - low, int(writable or once), int(once and contiguous), name.encode())
-        if once and not contiguous:
+        self.library.emu_register(low, high - low, int(writable or once), int(once), name.encode())
+        if once and not array.flags.c_contiguous:
             self._expect_written(array)
 
     def _expect_written(self, array: npt.NDArray[Any]) -> None:
@@ -204,9 +203,8 @@ class Emulator:
         while True:
             buffer = ctypes.create_string_buffer(size)
             getattr(self.library, function)(buffer, size)
-            text = buffer.value
-            if len(text) < size - 1:
-                return text.decode(errors="replace")
+            if len(buffer.value) < size - 1:
+                return buffer.value.decode(errors="replace")
             size *= 4
 
 

@@ -1,0 +1,248 @@
+"""The emulator as a device of the judge: the emitted CUDA kernels of one target, run on this CPU.
+
+    python -m verify certify generated/attn_d128_sram192k --device emulator --arch sm80
+
+A run is a run in every schedule. It fails (FindingError, with the sentences) when any of them has a finding, and when
+two of them differ in one bit of O or LSE; so one result answers for all.
+
+Holds at every launch: what csrc/forward.h promises to a CUDA kernel and binding.h makes true (16-byte aligned bases,
+strides of whole 16 bytes, else a contiguous copy). O, LSE and all that a layout leaves unused are NaN before; Q, K, V
+and key_lengths cannot be written; every element of O and LSE must be written exactly once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path as Folder
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from codegen.errors import RequestError
+from verify import machine, packages
+from verify.cases import CAUSAL, Array, Case, torch_dtype
+from verify.devices import Path, of_variant
+from verify.emulator import build
+from verify.emulator.emulator import (
+    ACCUMULATIONS,
+    SCHEDULES,
+    Emulator,
+    Finding,
+    FindingError,
+    Run,
+    Schedule,
+    extent,
+    guarded,
+    guarded_copy,
+)
+from verify.guarded import DTYPE_CODES, ForwardArgs
+
+VECTOR_BYTES = 16  # the kernels load whole vectors
+
+
+@dataclass
+class Call:
+    """The arguments of one forward call, and the arrays that they point to (half-precision values as uint16)."""
+
+    args: ForwardArgs
+    dtype: str
+    arrays: dict[str, npt.NDArray[Any]]
+
+    @classmethod
+    def of(cls, case: Case, *, debug: bool = False, trace_tiles: int = 0) -> Call:
+        """The call that the op would make of `case`. debug: for the debug form, with room for `trace_tiles` tiles."""
+        sizes, words = case.sizes, case.tensors("cpu")
+        rows = (sizes["B"], sizes["Hq"], sizes["Nq"])
+        arrays = {name: _placed(_bits(words[name])) for name in ("q", "k", "v")}
+        arrays["o"] = guarded((*rows, sizes["dv"]), np.float32 if debug else np.uint16)
+        arrays["lse"] = guarded(rows, np.float32)
+        if case.key_lengths is not None:
+            arrays["key_lengths"] = guarded_copy(np.asarray(case.key_lengths, dtype=np.int64))
+        if trace_tiles:
+            arrays["trace"] = guarded((*rows, trace_tiles, 2 + sizes["dv"]), np.float32)
+        args = ForwardArgs(
+            **{name: array.ctypes.data for name, array in arrays.items()},
+            **{name: sizes[name] for name in ("B", "Hq", "Hkv", "Nq", "Nk")},
+            scale=case.scale, causal=CAUSAL.index(case.causal), trace_tiles=trace_tiles,
+        )  # fmt: skip
+        for name in ("q", "k", "v", "o"):
+            setattr(args, f"{name}_stride", (ctypes.c_int64 * 3)(*_strides(arrays[name])))
+        return cls(args, case.dtype, arrays)
+
+    def launch(self, emulator: Emulator, target: str) -> Run:
+        """Register the arrays and run the package's entry point, as `emulator` is configured."""
+        emulator.clear()
+        for name, array in self.arrays.items():
+            emulator.register(name, array, writable=name == "trace", once=name in ("o", "lse"))
+        code = DTYPE_CODES[self.dtype]
+        return emulator.launch(f"attention_forward_{target}", ctypes.byref(self.args), code, None)
+
+    def result(self, name: str) -> Array:
+        """The array "o", "lse" or "trace" as float64."""
+        array = self.arrays[name]
+        if array.dtype == np.float32:
+            return array.astype(np.float64)
+        import torch
+
+        halves = torch.from_numpy(array.view(np.int16)).view(torch_dtype(self.dtype))
+        return np.asarray(halves.to(torch.float64).numpy())
+
+
+def _bits(tensor: Any) -> npt.NDArray[Any]:
+    """The bits of a tensor of 2-byte elements, in its layout."""
+    import torch
+
+    return np.asarray(tensor.view(torch.int16).numpy()).view(np.uint16)
+
+
+def _placed(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """`x` in guarded memory: in its own layout if a kernel can read that, with NaN in the gaps, else contiguous."""
+    if not x.size or not is_readable(x):
+        return guarded_copy(x)
+    low, high = extent(x)
+    home = guarded(((high - low) // x.itemsize,), x.dtype)
+    made = np.lib.stride_tricks.as_strided(home[(x.ctypes.data - low) // x.itemsize :], x.shape, x.strides)
+    made[...] = x
+    return made
+
+
+def is_readable(x: npt.NDArray[Any]) -> bool:
+    """Whether a CUDA kernel takes the layout: `is_readable` of csrc/binding.h."""
+    if x.strides[3] != x.itemsize or x.ctypes.data % VECTOR_BYTES:
+        return False
+    return all(n == 1 or stride % VECTOR_BYTES == 0 for n, stride in zip(x.shape[:3], x.strides[:3], strict=True))
+
+
+def _strides(x: npt.NDArray[Any]) -> list[int]:
+    """Elements from one batch entry, head and row to the next: `set_strides` of csrc/binding.h."""
+    packed, found = x.shape[3], [0, 0, 0]
+    for i in (2, 1, 0):
+        found[i] = x.strides[i] // x.itemsize if x.shape[i] > 1 else packed
+        packed *= x.shape[i]
+    return found
+
+
+class EmulatorDevice:
+    """The kernels for one CUDA target in the emulator: one path per dtype, run in every schedule."""
+
+    name = "emulator"
+    compares_runs = True
+
+    def __init__(
+        self,
+        arch: str = "sm80",
+        schedules: Sequence[Schedule] = SCHEDULES,
+        *,
+        accumulation: str = ACCUMULATIONS[0],
+        ex2_error: float = 0.0,
+    ) -> None:
+        """
+        Args:
+            arch: the target, as in plan.json.
+            accumulation: how a matrix product sums, one of ACCUMULATIONS.
+            ex2_error: relative error put on ex2.approx.
+        Raises: RequestError without a g++ that can build the emulator.
+        """
+        self.arch, self.schedules, self.accumulation, self.ex2_error = arch, tuple(schedules), accumulation, ex2_error
+        self.compiler = build.compiler()
+        words = [f"--device {self.name} --arch {arch}"]
+        if self.schedules != SCHEDULES:
+            words += [f"--schedule {schedule.name}" for schedule in self.schedules]
+        if accumulation != ACCUMULATIONS[0]:
+            words.append(f"--accumulation {accumulation}")
+        self.asked = " ".join(words)
+        self.launches = self.findings = 0
+        self.seconds = 0.0
+        self.counted: Counter[str] = Counter()
+        self._emulators: dict[Folder, Emulator] = {}
+
+    def paths(self, attn: ModuleType, dtype: str, case: Case) -> list[Path]:
+        plan = packages.plan(attn.__path__[0])
+        rows = [v for v in plan["variants"] if v["target"] == self.arch]
+        if not rows:
+            raise RequestError(
+                f"{plan['name']} has no kernel for --arch {self.arch}",
+                f"its targets: {', '.join(dict.fromkeys(v['target'] for v in plan['variants']))}",
+            )
+        return [of_variant(attn, self.name, row, dtype, self.name) for row in rows if row["dtype"] == dtype]
+
+    def run(self, attn: ModuleType, case: Case, path: Path) -> tuple[Array, Array]:
+        call = self._run(attn, case, path)
+        return call.result("o"), call.result("lse")
+
+    def trace(self, attn: ModuleType, case: Case, path: Path) -> tuple[Array, Array, Array]:
+        """(O, LSE, trace) of a package's debug form; trace (B,Hq,Nq,tiles,2+dv), NaN where a row met no tile."""
+        sizes, tiles = case.sizes, -(-case.k.shape[2] // path.bc)
+        call = self._run(attn, case, path, trace_tiles=tiles)
+        shape = (sizes["B"], sizes["Hq"], sizes["Nq"], tiles, 2 + sizes["dv"])
+        return call.result("o"), call.result("lse"), call.result("trace") if tiles else np.zeros(shape)
+
+    def _run(self, attn: ModuleType, case: Case, path: Path, *, trace_tiles: int = 0) -> Call:
+        """The call in every schedule; the one that is returned stands for all.
+
+        Raises: FindingError.
+        """
+        emulator, first = self._emulator(Folder(attn.__path__[0])), None
+        for schedule in self.schedules:
+            call = Call.of(case, debug=path.debug, trace_tiles=trace_tiles)
+            emulator.configure(schedule)
+            done = call.launch(emulator, self.arch)
+            self._count(done)
+            done.check(f"{schedule.name}:")
+            if first is None:
+                first = call
+            for name in ("o", "lse"):
+                differs = _difference(first.result(name), call.result(name))
+                if differs is not None:
+                    self.findings += 1
+                    what = f"forward_{self.arch}.cu: {name}{differs} under {self.schedules[0].name} and {schedule.name}"
+                    raise FindingError([Finding("schedule-dependent", f"{what}: the result depends on the schedule")])
+        assert first is not None
+        return first
+
+    def _emulator(self, folder: Folder) -> Emulator:
+        if folder not in self._emulators:
+            made = Emulator(build.package(folder, self.arch))
+            made.option("mma", ACCUMULATIONS.index(self.accumulation))
+            made.option("ex2_error", self.ex2_error)
+            self._emulators[folder] = made
+        return self._emulators[folder]
+
+    def _count(self, done: Run) -> None:
+        self.launches += 1
+        self.findings += len(done.findings)
+        self.seconds += done.seconds
+        for counted in done.counters["tensors"].values():
+            self.counted.update(bytes_read=counted["read"], bytes_written=counted["written"])
+        self.counted.update({name: done.counters[name] for name in ("mma", "barriers", "switches")})
+
+    def describe(self) -> dict[str, Any]:
+        """This machine, and what ran on the emulator so far."""
+        return {
+            **machine.describe("cpu"),
+            "emulator": {
+                "arch": self.arch,
+                "compiler": self.compiler.version,
+                "schedules": [schedule.name for schedule in self.schedules],
+                "accumulation": self.accumulation,
+                "ex2_error": self.ex2_error,
+                "launches": self.launches,
+                "findings": self.findings,
+                "seconds": round(self.seconds, 3),
+                **self.counted,
+            },
+        }
+
+
+def _difference(a: Array, b: Array) -> str | None:
+    """Where two results differ and how, or None. NaN equals itself, and 0 equals -0."""
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    if same.all():
+        return None
+    at = np.unravel_index(int(np.argmin(same)), same.shape)
+    return f"[{', '.join(str(int(i)) for i in at)}] is {a[at]!r} and {b[at]!r}"
