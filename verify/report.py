@@ -97,6 +97,15 @@ def _source(item: Figures) -> str:
     return f"{', '.join(parts)}; {machine['date']}; `{machine['command']}`; `{item['file']}`."
 
 
+def _ran_on_emulator(machine: Figures) -> str:
+    """What the emulator ran, for figures that were made on it: a part of a sentence."""
+    ran = machine.get("emulator")
+    if ran is None:
+        return ""
+    schedules = f"{', '.join(ran['schedules'])}; {ran['accumulation']} sums"
+    return f"; {ran['launches']} launches on the emulator ({schedules}), {ran['findings']} findings"
+
+
 def _certificate(item: Figures) -> str:
     found = []
     for device, stated in item["devices"].items():
@@ -124,7 +133,7 @@ def _certificate(item: Figures) -> str:
             "O error on N(0,1): ours / plain formula",
         )
         counts = f"{stated['cases']} cases, {stated['runs']} runs, {stated['violations']} violations"
-        note = f"`{item['name']}` on {device}: {counts}. "
+        note = f"`{item['name']}` on {device}: {counts}{_ran_on_emulator(stated['machine'])}. "
         found.append(_table(head, rows) + "\n\n" + note + _source({**stated, "file": item["file"]}))
     return "\n\n".join(found)
 
@@ -173,7 +182,8 @@ def _fuzz(item: Figures) -> str:
     head = ("path", "packages", "examples", *(f"{o} {q}" for o in ("O", "LSE") for q in ("median", "99 %", "max")))
     lines = [
         f"{item['examples']} examples over {item['packages']} packages "
-        f"({item['packages_with_br_other_than_bc']} with Br != Bc), {item['violations']} violations; err/bound:",
+        f"({item['packages_with_br_other_than_bc']} with Br != Bc), {item['violations']} violations"
+        f"{_ran_on_emulator(item['machine'])}; err/bound:",
         _table(head, rows),
     ]
     if item.get("spec"):
@@ -253,6 +263,19 @@ def _sanitize(item: Figures) -> str:
     return f"{_table(head, rows)}\n\n{item['environment']}. {_source(item)}"
 
 
+def _emulator(item: Figures) -> str:
+    rows = []
+    for row in item["runs"]:
+        tile, bar = " x ".join(map(str, row["tile"])), f"{row['bar_s']:g}" if row["bar_s"] else "-"
+        figures = (f"{row['best_s']:.3f}", bar, f"{row['gflops']:.2f}", f"{row['switches']:,}")
+        rows.append(
+            [f"`{row['package']}`", row["dtype"], tile, str(row["n"]), "on" if row["checker"] else "off", *figures]
+        )
+    head = ("package", "dtype", "Br x Bc", "N", "checker", "seconds", "bar", "GFLOP/s", "switches")
+    note = f"One head, one core, best of {len(item['runs'][0]['seconds'])}; {item['compiler']}."
+    return f"{_table(head, rows)}\n\n{note} {_source(item)}"
+
+
 def _plain(item: Figures) -> str:
     return f"`{item['file']}`: {_source(item)}"
 
@@ -266,4 +289,5 @@ _WRITERS: dict[str, Callable[[Figures], str]] = {
     "certificates": _certificates,
     "tests": _tests,
     "sanitize": _sanitize,
+    "emulator": _emulator,
 }
