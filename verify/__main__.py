@@ -308,6 +308,37 @@ def sanitize(
     _finish(figures, as_json, out, lambda c: c.print(tool.table(figures)), figures["holds"])
 
 
+@main.command()
+@click.argument("packages_", metavar="[PACKAGE...]", nargs=-1)
+@click.option(
+    "--plans", is_flag=True, help="Also the border of the register rule: tiles accepted with nothing to spare."
+)
+@click.option("--most", type=click.IntRange(1), default=None, help="At most this many of them, evenly spaced.")
+@click.option("--jobs", type=click.IntRange(1), default=None, help="Compilers at a time; default: one per core.")
+@_out
+@_json
+def ptxas(
+    packages_: tuple[str, ...], plans: bool, most: int | None, jobs: int | None, out: Path | None, as_json: bool
+) -> None:
+    """Compile every CUDA unit of each PACKAGE (default: all of ./generated); fail on what only ptxas knows.
+
+    Spills, local memory, C75xx advisories, warnings, and shared memory that is not the plan's. Needs nvcc, not a GPU.
+    """
+    from verify import packages
+    from verify import ptxas as gate
+    from verify.progress import bar
+
+    with bar("ptxas", None) as step:
+        gate.tools()
+        names = packages_ or tuple(sorted(str(file.parent) for file in Path("generated").glob("*/plan.json")))
+        folders = [packages.find(name) for name in names]
+        workers = jobs or len(os.sched_getaffinity(0))
+        figures = gate.run(folders, plans=plans, most=most, jobs=workers, step=step)
+    for text in figures["findings"]:
+        click.echo(text, err=True)
+    _finish(figures, as_json, out, lambda c: c.print(gate.table(figures)), figures["holds"])
+
+
 @main.command("gpu-session")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the result files.")
 @click.option("--part", "parts", multiple=True, help="One part only; may be repeated. Default: all, in their order.")
