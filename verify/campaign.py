@@ -120,7 +120,7 @@ def fuzz_set(report: Report, where: Device, count: int, *, examples: int, seed: 
 
     Raises: RequestError when the planner accepts fewer than `count` of the shapes tried.
     """
-    arch = "cpu" if where.name == "cpu" else "sm80"
+    arch = "cpu" if where.name == "cpu" else getattr(where, "arch", "sm80")
     dtypes = ("float32", "bf16", "fp16", "float64") if arch == "cpu" else ("bf16", "fp16")
     chosen = fuzz.shapes(count, lambda s: legal(s, arch), seed=seed, dtypes=dtypes)
     if len(chosen) < count:
