@@ -1,0 +1,344 @@
+// tma.cpp: bulk copies between global and shared memory: loads that complete on an mbarrier, stores and reductions in
+// bulk groups.
+//
+// Loads complete in any order and at any time, so late means: only when no thread can run, the newest first. Stores and
+// reductions are performed, late, by the wait of the thread that issued them. What a load will write is poisoned at its
+// issue. Elements outside of a tensor are read as zero and are not written; the mbarrier counts the whole box always.
+// Source: PTX ISA, "cp.async.bulk", "cp.reduce.async.bulk", "cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor",
+// "cp.async.bulk.commit_group", "cp.async.bulk.wait_group".
+//
+// Always holds: a load is recorded, at its issue, as a write by its mbarrier in the phase then running; a store as a
+// read by the issuing thread's bulk agent in the group then open.
+#include <cmath>
+#include <cstring>
+#include <deque>
+
+#include "emu_ptx_sm90a.h"
+#include "hopper.h"
+#include "tensor_map.h"
+
+namespace emu {
+namespace tma {
+namespace {
+
+// One instruction: a box of a tensor map, or `bytes` at `global` if the map is not valid.
+struct Copy {
+  const char* what;
+  Site site;
+  TensorMap map;
+  int coordinates[5];
+  uint32_t shared;
+  char* global;
+  uint32_t bytes;
+  bool reduce;
+  mbarrier::Load load;
+  bool done;
+};
+
+struct Groups {
+  std::vector<Copy> open;
+  std::deque<std::vector<Copy>> committed;
+  uint32_t completed = 0;
+  int component = -1;  // of the thread's bulk agent, from its first store on
+  uint32_t next_time() const { return completed + static_cast<uint32_t>(committed.size()) + 1; }
+};
+
+std::vector<Copy> loads;  // in flight, in the order of issue
+Groups groups[kMaxThreads];
+
+// ---- Moving data
+
+// Calls visit(shared, global, bytes) for pieces within 16 bytes that lie inside, outside(shared, bytes) for the others.
+template <class Inside, class Outside>
+void for_each_piece(const Copy& copy, Inside inside, Outside outside) {
+  if (copy.map.magic != TensorMap::kMagic) {
+    inside(copy.shared, copy.global, copy.bytes);
+    return;
+  }
+  const Swizzle mode = copy.map.swizzle;
+  const uint32_t row_bytes = copy.map.row_bytes();
+  for_each_row(copy.map, copy.coordinates, copy.shared, [&](const BoxRow& row) {
+    const auto skip = [&](uint32_t at, uint32_t, uint32_t bytes) { outside(at, bytes); };
+    for_each_chunk(row, mode, 0, row.begin, skip);
+    for_each_chunk(row, mode, row.begin, row.end,
+                   [&](uint32_t at, uint32_t offset, uint32_t bytes) { inside(at, row.global + offset, bytes); });
+    for_each_chunk(row, mode, row.end, row_bytes, skip);
+  });
+}
+
+template <typename T, class Add>
+void add_elements(char* global, const unsigned char* shared, uint32_t bytes, Add add) {
+  for (uint32_t i = 0; i < bytes; i += sizeof(T)) {
+    T sum, term;
+    std::memcpy(&sum, global + i, sizeof sum);
+    std::memcpy(&term, shared + i, sizeof term);
+    sum = add(sum, term);
+    std::memcpy(global + i, &sum, sizeof sum);
+  }
+}
+
+uint16_t to_f16(float value) {  // round to nearest even
+  const float magnitude = std::fabs(value);
+  const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+  if (std::isnan(value)) return 0x7fff;
+  if (magnitude >= 65520.f) return sign | 0x7c00;
+  if (magnitude < 0x1p-14f) return static_cast<uint16_t>(sign | static_cast<uint16_t>(std::nearbyint(magnitude * 0x1p24f)));
+  const uint32_t bits = __float_as_uint(magnitude);
+  return static_cast<uint16_t>(sign | ((bits + 0xfff + ((bits >> 13) & 1) - (112u << 23)) >> 13));
+}
+
+uint16_t to_bf16(float value) {  // round to nearest even
+  const uint32_t bits = __float_as_uint(value);
+  if (std::isnan(value)) return 0x7fff;
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+void add_piece(int type, char* global, const unsigned char* shared, uint32_t bytes) {
+  switch (type) {
+    case CU_TENSOR_MAP_DATA_TYPE_BFLOAT16:
+      add_elements<uint16_t>(global, shared, bytes,
+                             [](uint16_t a, uint16_t b) { return to_bf16(from_bf16(a) + from_bf16(b)); });
+      break;
+    case CU_TENSOR_MAP_DATA_TYPE_FLOAT16:
+      add_elements<uint16_t>(global, shared, bytes,
+                             [](uint16_t a, uint16_t b) { return to_f16(from_f16(a) + from_f16(b)); });
+      break;
+    case CU_TENSOR_MAP_DATA_TYPE_FLOAT32:
+      add_elements<float>(global, shared, bytes, [](float a, float b) { return a + b; });
+      break;
+    default:
+      add_elements<uint32_t>(global, shared, bytes, [](uint32_t a, uint32_t b) { return a + b; });
+      break;
+  }
+}
+
+bool can_add(int type) {
+  return type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 || type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16 ||
+         type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 || type == CU_TENSOR_MAP_DATA_TYPE_INT32 ||
+         type == CU_TENSOR_MAP_DATA_TYPE_UINT32;
+}
+
+void perform_load(const Copy& copy) {
+  for_each_piece(
+      copy, [](uint32_t at, const char* global, uint32_t bytes) { std::memcpy(shared_at(at), global, bytes); },
+      [](uint32_t at, uint32_t bytes) { std::memset(shared_at(at), 0, bytes); });
+  const bool tensor = copy.map.magic == TensorMap::kMagic;
+  mbarrier::complete_load(copy.load, tensor ? copy.map.box_bytes() : copy.bytes, copy.what, copy.site);
+}
+
+void perform_store(Copy& copy) {
+  if (copy.done) return;
+  copy.done = true;
+  const int type = copy.map.magic == TensorMap::kMagic ? copy.map.type : int(CU_TENSOR_MAP_DATA_TYPE_FLOAT32);
+  for_each_piece(
+      copy,
+      [&](uint32_t at, char* global, uint32_t bytes) {
+        if (copy.reduce) {
+          add_piece(type, global, shared_at(at), bytes);
+        } else {
+          std::memcpy(global, shared_at(at), bytes);
+        }
+      },
+      [](uint32_t, uint32_t) {});
+}
+
+// ---- Issue
+
+// Checks a tensor-map operand and gives the copy of one box.
+Copy box_copy(const char* what, Site site, const CUtensorMap* map, uint32_t shared, const int* coordinates, int rank) {
+  Copy copy = {};
+  copy.what = what;
+  copy.site = site;
+  copy.shared = shared;
+  if (reinterpret_cast<uintptr_t>(map) % 64) {
+    fatal("tensor-map", site, {}, self, "the tensor map of %s by %s is not aligned to 64 bytes", what, name(*self).c_str());
+  }
+  std::memcpy(&copy.map, map, sizeof copy.map);
+  if (copy.map.magic != TensorMap::kMagic) {
+    fatal("tensor-map", site, {}, self, "the operand of %s by %s is no tensor map that cuTensorMapEncodeTiled made", what,
+          name(*self).c_str());
+  }
+  if (copy.map.rank != rank) {
+    fatal("tensor-map", site, {}, self, "%s with %d coordinates by %s on a tensor map of rank %d", what, rank,
+          name(*self).c_str(), copy.map.rank);
+  }
+  for (int i = 0; i < rank; ++i) copy.coordinates[i] = coordinates[i];
+  return copy;
+}
+
+// A linear copy: the instruction moves multiples of 16 bytes between addresses that are multiples of 16.
+Copy linear_copy(const char* what, Site site, const void* global, uint32_t shared, uint32_t bytes) {
+  Copy copy = {};
+  copy.what = what;
+  copy.site = site;
+  copy.shared = shared;
+  copy.global = const_cast<char*>(static_cast<const char*>(global));
+  copy.bytes = bytes;
+  if (!bytes || bytes % 16) {
+    fatal("bulk-size", site, {}, self, "%s of %u bytes by %s: the size is not a positive multiple of 16", what, bytes,
+          name(*self).c_str());
+  }
+  return copy;
+}
+
+// Shared bytes that the copy touches: whole rows of the swizzle, over which its chunks are exchanged.
+uint32_t footprint(const Copy& copy) {
+  if (copy.map.magic != TensorMap::kMagic) return copy.bytes;
+  const uint32_t span = swizzle_span(copy.map.swizzle);
+  return (copy.map.box_bytes() + span - 1) / span * span;
+}
+
+// A box must start where the swizzle pattern does, else wgmma and the kernel's own accesses see another pattern.
+uint32_t alignment(const Copy& copy) {
+  if (copy.map.magic != TensorMap::kMagic) return 16;
+  const uint32_t period = swizzle_period(copy.map.swizzle);
+  return period > 128 ? period : 128;
+}
+
+// Calls visit(global, bytes) for the contiguous parts that lie inside of the tensor: what HBM sees.
+template <class Visit>
+void for_each_global_range(const Copy& copy, Visit visit) {
+  if (copy.map.magic != TensorMap::kMagic) {
+    visit(copy.global, copy.bytes);
+    return;
+  }
+  for_each_row(copy.map, copy.coordinates, copy.shared, [&](const BoxRow& row) {
+    if (row.begin < row.end) visit(row.global + row.begin, row.end - row.begin);
+  });
+}
+
+void issue_load(Copy copy, uint32_t bar) {
+  yield_point();
+  ++counters.tma;
+  const size_t element = copy.map.magic == TensorMap::kMagic ? copy.map.element_bytes : 16;
+  check_shared(copy.shared, footprint(copy), alignment(copy), copy.what, copy.site, *self);
+  copy.load = mbarrier::start_load(bar, copy.what, copy.site);
+  shared_write(copy.shared, footprint(copy),
+               {copy.what, copy.site, self, self->clocks.order, self->clocks.fenced, copy.load.component, copy.load.time});
+  for_each_global_range(copy, [&](char* at, uint32_t bytes) { global_read(at, bytes, element, copy.what, copy.site); });
+  if (config.timing == Timing::early || (config.timing == Timing::random && perform_now())) {
+    perform_load(copy);
+  } else {
+    shared_poison(copy.shared, footprint(copy));
+    loads.push_back(copy);
+  }
+}
+
+void issue_store(Copy copy) {
+  yield_point();
+  ++counters.tma;
+  Groups& own = groups[self->linear];
+  if (own.component < 0) own.component = new_component(Agent::bulk_store, self->linear);
+  const size_t element = copy.map.magic == TensorMap::kMagic ? copy.map.element_bytes : 16;
+  check_shared(copy.shared, footprint(copy), alignment(copy), copy.what, copy.site, *self);
+  shared_read(copy.shared, footprint(copy),
+              {copy.what, copy.site, self, self->clocks.order, self->clocks.fenced, own.component, own.next_time()});
+  const Atomic atomic = copy.reduce ? Atomic::yes : Atomic::no;
+  for_each_global_range(copy, [&](char* at, uint32_t bytes) {
+    if (copy.reduce) global_read(at, bytes, element, copy.what, copy.site);
+    global_write(at, bytes, element, copy.what, copy.site, atomic);
+  });
+  if (perform_now()) perform_store(copy);
+  own.open.push_back(copy);
+}
+
+// ---- Hooks
+
+void block_start() {
+  loads.clear();
+  for (int i = 0; i < thread_count; ++i) groups[i] = Groups();
+}
+
+void thread_exit(Thread& thread) {
+  Groups& own = groups[thread.linear];
+  const Copy* left = own.open.empty() ? nullptr : &own.open.front();
+  const char* state = "never committed to a bulk group";
+  for (auto group = own.committed.rbegin(); group != own.committed.rend(); ++group) {
+    if (group->empty()) continue;  // an empty group is complete
+    left = &group->front();
+    state = "not waited for";
+  }
+  if (!left) return;
+  const Copy copy = *left;
+  own = Groups();
+  finding("exit-in-flight", copy.site, {}, &thread, "%s exits with its %s %s: shared memory may be gone before it is read",
+          name(thread).c_str(), copy.what, state);
+}
+
+void block_exit() {
+  if (loads.empty()) return;
+  const Copy copy = loads.front();
+  loads.clear();
+  finding("exit-in-flight", copy.site, {}, nullptr,
+          "the block ends with this %s in flight: nobody waited for the phase of its mbarrier", copy.what);
+}
+
+bool progress() {
+  if (loads.empty()) return false;
+  const size_t last = loads.size() - 1;
+  const size_t chosen = config.timing == Timing::random ? random_bits() % loads.size() : last;
+  const Copy copy = loads[chosen];
+  loads.erase(loads.begin() + static_cast<ptrdiff_t>(chosen));
+  perform_load(copy);
+  return true;
+}
+
+void wait(int newest) {
+  yield_point();
+  Groups& own = groups[self->linear];
+  while (own.committed.size() > static_cast<size_t>(newest)) {
+    for (Copy& copy : own.committed.front()) perform_store(copy);
+    own.committed.pop_front();
+    ++own.completed;
+  }
+  if (own.component >= 0) learn(*self, own.component, own.completed);
+}
+
+}  // namespace
+
+const Topic topic = {nullptr, block_start, thread_exit, nullptr, block_exit, progress};
+
+}  // namespace tma
+
+void tma_load(uint32_t dst, const CUtensorMap* map, uint32_t bar, const int* coordinates, int rank, Site site) {
+  tma::issue_load(tma::box_copy("TMA load", site, map, dst, coordinates, rank), bar);
+}
+
+void tma_store(const CUtensorMap* map, uint32_t src, const int* coordinates, int rank, bool reduce, Site site) {
+  const char* what = reduce ? "TMA reduction" : "TMA store";
+  tma::Copy copy = tma::box_copy(what, site, map, src, coordinates, rank);
+  copy.reduce = reduce;
+  if (reduce && !tma::can_add(copy.map.type)) {
+    fatal("tensor-map", site, {}, self, "the TMA reduction by %s has a map of data type %d, which it cannot add",
+          name(*self).c_str(), copy.map.type);
+  }
+  tma::issue_store(copy);
+}
+
+void bulk_load(uint32_t dst, const void* src, uint32_t bytes, uint32_t bar, Site site) {
+  tma::issue_load(tma::linear_copy("bulk load", site, src, dst, bytes), bar);
+}
+
+void bulk_store(void* dst, uint32_t src, uint32_t bytes, bool reduce, Site site) {
+  tma::Copy copy = tma::linear_copy(reduce ? "bulk reduction" : "bulk store", site, dst, src, bytes);
+  copy.reduce = reduce;
+  tma::issue_store(copy);
+}
+
+void bulk_commit(Site) {
+  tma::Groups& own = tma::groups[self->linear];
+  own.committed.push_back(std::move(own.open));
+  own.open.clear();
+}
+
+void bulk_wait(int newest, Site) { tma::wait(newest); }
+
+void prefetch_tensormap(const CUtensorMap* map, Site site) {
+  if (decode(map)) return;
+  fatal("tensor-map", site, {}, self, "the operand of prefetch.tensormap by %s is no tensor map", name(*self).c_str());
+}
+
+// The emulator writes global memory when it reads shared memory, so both waits do the same.
+void bulk_wait_read(int newest, Site) { tma::wait(newest); }
+
+}  // namespace emu
