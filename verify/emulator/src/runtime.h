@@ -104,6 +104,10 @@ void wake(Thread& thread);
 void yield();        // lets another thread run, the caller stays ready (a spurious time-out)
 void yield_point();  // under Order::random it yields now and then; call before shared accesses and barrier operations
 [[noreturn]] void abandon_block();  // to the main context; the fibers are dropped, not unwound
+int living_threads();                // of the block, that have not exited
+// For launch.cpp: make the fibers of a block (false: no memory for their stacks); run them until all have exited.
+bool start_threads(dim3 block);
+void run_threads(const std::function<void()>& body);
 
 // Edges of happens-before; all do nothing when config.check is off.
 void release(Thread& thread, Clocks into);                   // into joins the thread's clocks; the thread's time advances
@@ -220,13 +224,16 @@ Site site_of(uint16_t id);
 struct Topic {
   void (*launch_start)();         // options are read here
   void (*block_start)();          // before the first thread runs: forget the last block
-  void (*thread_exit)(Thread&);   // by the thread itself, which is still `self`
+  void (*thread_exit)(Thread&);   // by the thread itself, while it is still alive
+  void (*thread_left)(Thread&);   // by the thread itself, when it no longer counts: others may now be complete
   void (*block_exit)();           // after the last thread; self is null
   bool (*progress)();             // no thread can run (or, Timing::random, a draw): complete something; true if it did
 };
 extern const Topic* const topics[];
 extern const int topic_count;
 
+namespace clock_topic { extern const Topic topic; }
+namespace arithmetic { extern const Topic topic; }
 namespace collective_topic { extern const Topic topic; }
 namespace barrier { extern const Topic topic; }
 namespace cp_async { extern const Topic topic; }

@@ -1,0 +1,207 @@
+// fiber.cpp: one fiber per CUDA thread, the scheduler, and the report of a deadlock.
+//
+// A fiber runs until it must wait; then a ready lane of the same warp continues, else another warp. Ready lanes are bits:
+// a warp is ready iff one of its lanes is. Which of several ready ones comes next is Config::order.
+// Holds: `self`, threadIdx and the running stack belong to the same thread.
+#include <map>
+#include <tuple>
+
+#include "context.h"
+#include "runtime.h"
+
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
+
+namespace emu {
+
+Thread* self = nullptr;
+int thread_count = 0, warp_count = 0;
+
+namespace {
+
+struct Fiber {
+  Context context;
+  char* stack = nullptr;
+};
+
+Thread threads[kMaxThreads];
+Fiber fibers[kMaxThreads];
+Warp warps[kMaxWarps];
+Context main_context;
+const std::function<void()>* kernel_body;
+uint32_t ready_warps;
+int current_warp, living;
+
+int pick_bit(uint32_t bits) {
+  if (config.order == Order::ascending) return __builtin_ctz(bits);
+  if (config.order == Order::descending) return 31 - __builtin_clz(bits);
+  for (uint32_t skip = random_bits() % __builtin_popcount(bits); skip > 0; --skip) bits &= bits - 1;
+  return __builtin_ctz(bits);
+}
+
+void suspend(Thread& thread) {
+  Warp& warp = warps[thread.warp];
+  warp.ready &= ~(1u << thread.lane);
+  if (!warp.ready) ready_warps &= ~(1u << warp.id);
+}
+
+bool progress_somewhere() {
+  for (int i = 0; i < topic_count; ++i)
+    if (topics[i]->progress && topics[i]->progress()) return true;
+  return false;
+}
+
+Thread* next_thread() {
+  if (config.timing == Timing::random && chance(16)) progress_somewhere();
+  for (;;) {
+    const Warp& warp = warps[current_warp];
+    const bool leave = config.order == Order::random && chance(8);
+    if (warp.ready && !leave) return &threads[32 * warp.id + pick_bit(warp.ready)];
+    if (ready_warps)
+      current_warp = pick_bit(ready_warps);
+    else if (!progress_somewhere())
+      return nullptr;
+  }
+}
+
+void run(Thread& next) {
+  self = &next;
+  threadIdx = next.index;
+  current_warp = next.warp;
+  ++counters.switches;
+}
+
+// One group of threads that wait for the same thing at the same place.
+struct Group {
+  int count = 0;
+  const Thread* first = nullptr;
+};
+
+void report_deadlock() {
+  std::map<std::tuple<std::string, int, std::string, uint32_t, uint32_t>, Group> groups;
+  for (int i = 0; i < thread_count; ++i) {
+    const Thread& thread = threads[i];
+    if (thread.done) continue;
+    const Wait& wait = thread.wait;
+    Group& group = groups[{wait.site.file ? wait.site.file : "", wait.site.line, wait.what, wait.object, wait.detail}];
+    if (group.count++ == 0) group.first = &thread;
+  }
+  std::string text;
+  Site at, other;
+  const Thread* thread = nullptr;
+  for (const auto& [key, group] : groups) {
+    const Wait& wait = group.first->wait;
+    if (!thread) {
+      at = wait.site;
+      thread = group.first;
+    } else if (!other.file) {
+      other = wait.site;
+    }
+    text += (text.empty() ? "" : "; ") + std::to_string(group.count) + (group.count == 1 ? " thread" : " threads") +
+            (group.count == 1 ? " (" : ", the first is ") + name(*group.first) + (group.count == 1 ? "), " : ", ") +
+            (group.count == 1 ? "waits in " : "wait in ") + wait.what + " at " + place(wait.site);
+    if (wait.describe) text += " (" + wait.describe(wait) + ")";
+  }
+  fatal("deadlock", at, other, thread, "no thread of the block can run: %s", text.c_str());
+}
+
+void leave_to_next(Thread& from) {
+  Thread* next = next_thread();
+  if (!next) {
+    report_deadlock();
+    abandon_block();
+  }
+  if (next == &from) return;
+  run(*next);
+  switch_context(fibers[from.linear].context, fibers[next->linear].context);
+}
+
+void fiber_entry() {
+  (*kernel_body)();
+  Thread& thread = *self;
+  for (int i = 0; i < topic_count; ++i)
+    if (topics[i]->thread_exit) topics[i]->thread_exit(thread);
+  thread.done = true;
+  suspend(thread);
+  --living;
+  warps[thread.warp].alive &= ~(1u << thread.lane);
+  warps[thread.warp].minimum_is_current = false;
+  for (int i = 0; i < topic_count; ++i)
+    if (topics[i]->thread_left) topics[i]->thread_left(thread);
+  if (living == 0) {
+    self = nullptr;
+    switch_context(fibers[thread.linear].context, main_context);
+  }
+  leave_to_next(thread);
+  __builtin_unreachable();
+}
+
+}  // namespace
+
+Thread& thread_at(int linear) { return threads[linear]; }
+Warp& warp_at(int warp) { return warps[warp]; }
+int living_threads() { return living; }
+int own_lane() { return self->lane; }
+
+void wake(Thread& thread) {
+  warps[thread.warp].ready |= 1u << thread.lane;
+  ready_warps |= 1u << thread.warp;
+}
+
+void block_on(const Wait& wait) {
+  Thread& thread = *self;
+  thread.wait = wait;
+  suspend(thread);
+  leave_to_next(thread);
+}
+
+void yield() { leave_to_next(*self); }
+
+void yield_point() {
+  if (config.order == Order::random && chance(16)) yield();
+}
+
+void abandon_block() {
+  Thread& thread = *self;
+  self = nullptr;
+  switch_context(fibers[thread.linear].context, main_context);
+  __builtin_unreachable();
+}
+
+bool start_threads(dim3 block) {
+  thread_count = int(block.x * block.y * block.z);
+  warp_count = (thread_count + 31) / 32;
+  for (int i = 0; i < thread_count; ++i) {
+    Thread& thread = threads[i];
+    thread = Thread{};
+    thread.linear = i;
+    thread.warp = i / 32;
+    thread.lane = i % 32;
+    thread.index = {i % block.x, i / block.x % block.y, i / (block.x * block.y)};
+    Fiber& fiber = fibers[i];
+    if (!fiber.stack) fiber.stack = new_stack();
+    if (!fiber.stack) return false;
+    // Equal offsets would put the hot lines of all stacks into one set of the L1 cache.
+    prepare(fiber.context, fiber.stack, i % 61 * 192, fiber_entry);
+  }
+  ready_warps = 0;
+  for (int i = 0; i < warp_count; ++i) {
+    warps[i] = Warp{};
+    warps[i].id = i;
+    warps[i].alive = warps[i].ready = 32 * i + 32 <= thread_count ? kFullMask : (1u << thread_count % 32) - 1;
+    ready_warps |= 1u << i;
+  }
+  living = thread_count;
+  current_warp = pick_bit(ready_warps);
+  return true;
+}
+
+void run_threads(const std::function<void()>& body) {
+  kernel_body = &body;
+  Thread* first = next_thread();
+  run(*first);
+  switch_context(main_context, fibers[first->linear].context);
+  self = nullptr;
+}
+
+}  // namespace emu
