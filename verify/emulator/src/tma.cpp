@@ -9,7 +9,6 @@
 //
 // Always holds: a load is recorded, at its issue, as a write by its mbarrier in the phase then running; a store as a
 // read by the issuing thread's bulk agent in the group then open.
-#include <cmath>
 #include <cstring>
 #include <deque>
 
@@ -77,31 +76,15 @@ void add_elements(char* global, const unsigned char* shared, uint32_t bytes, Add
   }
 }
 
-uint16_t to_f16(float value) {  // round to nearest even
-  const float magnitude = std::fabs(value);
-  const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
-  if (std::isnan(value)) return 0x7fff;
-  if (magnitude >= 65520.f) return sign | 0x7c00;
-  if (magnitude < 0x1p-14f) return static_cast<uint16_t>(sign | static_cast<uint16_t>(std::nearbyint(magnitude * 0x1p24f)));
-  const uint32_t bits = __float_as_uint(magnitude);
-  return static_cast<uint16_t>(sign | ((bits + 0xfff + ((bits >> 13) & 1) - (112u << 23)) >> 13));
-}
-
-uint16_t to_bf16(float value) {  // round to nearest even
-  const uint32_t bits = __float_as_uint(value);
-  if (std::isnan(value)) return 0x7fff;
-  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
 void add_piece(int type, char* global, const unsigned char* shared, uint32_t bytes) {
   switch (type) {
     case CU_TENSOR_MAP_DATA_TYPE_BFLOAT16:
       add_elements<uint16_t>(global, shared, bytes,
-                             [](uint16_t a, uint16_t b) { return to_bf16(from_bf16(a) + from_bf16(b)); });
+                             [](uint16_t a, uint16_t b) { return static_cast<uint16_t>(to_bf16(from_bf16(a) + from_bf16(b))); });
       break;
     case CU_TENSOR_MAP_DATA_TYPE_FLOAT16:
       add_elements<uint16_t>(global, shared, bytes,
-                             [](uint16_t a, uint16_t b) { return to_f16(from_f16(a) + from_f16(b)); });
+                             [](uint16_t a, uint16_t b) { return static_cast<uint16_t>(to_f16(from_f16(a) + from_f16(b))); });
       break;
     case CU_TENSOR_MAP_DATA_TYPE_FLOAT32:
       add_elements<float>(global, shared, bytes, [](float a, float b) { return a + b; });
