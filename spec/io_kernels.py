@@ -126,15 +126,19 @@ def forward(call: Call, *, br: int, bc: int, threads: int, itemsize: int, o_item
     return Bytes(read=read, written=written)
 
 
-def own_terms(call: Call, *, br: int, bc: int, threads: int, itemsize: int) -> dict[str, int]:
+def own_terms(
+    call: Call, *, br: int, bc: int, threads: int, itemsize: int, o_itemsize: int | None = None
+) -> dict[str, int]:
     """The kernel's bytes minus the paper's (`flash2`), by reason."""
     every = list(parts(call, br, bc))
     idle = sum(part.idle_rows for _, part in every)
     blocks = call.hq * sum(part.row_tiles for _, part in every)
     lengths = 0 if call.key_lengths is None else blocks * threads * LENGTH_BYTES
+    wider = (o_itemsize or itemsize) - itemsize
     return {
         "Q rows of row tiles without a live key tile, not read": -call.hq * itemsize * idle * call.dk,
         "key length of the batch entry, read by every thread of a block": lengths,
+        "O stored wider than the inputs, as the debug form does": wider * call.batch * call.hq * call.nq * call.dv,
     }
 
 

@@ -152,7 +152,7 @@ def certify(
     traced = None
     if debug_form:
         with bar("debug form", None) as step:
-            traced = trace.stated(folder, where, seed=seed, step=step)
+            traced = trace.stated(folder, where, seed=seed, most=options.per_dtype, step=step)
         record.violations += traced["violations"]
     stated = record.describe(where.describe())
     if traced is not None:
@@ -339,13 +339,63 @@ def ptxas(
     _finish(figures, as_json, out, lambda c: c.print(gate.table(figures)), figures["holds"])
 
 
+@main.command()
+@click.argument("packages_", metavar="[PACKAGE...]", nargs=-1)
+@click.option(
+    "--device",
+    type=click.Choice(["emulator", "cuda"]),
+    default="emulator",
+    show_default=True,
+    help="cuda: also what the GPU's counters saw.",
+)
+@click.option("--arch", default="sm80", show_default=True, help="Target whose kernels are counted.")
+@click.option("--sram", default="192KB", show_default=True, help="Budget of the package that --d asks for.")
+@click.option("--d", type=click.IntRange(1), default=None, help="Also the package of this head width.")
+@click.option("--br", type=click.IntRange(1), default=None, help="Its query rows per tile.")
+@click.option("--bc", type=click.IntRange(1), default=None, help="Its keys per tile.")
+@click.option("--n", "lengths", default=None, help="One head at these lengths in place of the grid of shapes.")
+@click.option("--causal", default=None, help="Its masks: none, bottom_right, top_left.  [default: none,bottom_right]")
+@_out
+@_json
+def io(
+    packages_: tuple[str, ...],
+    device: str,
+    arch: str,
+    sram: str,
+    d: int | None,
+    br: int | None,
+    bc: int | None,
+    lengths: str | None,
+    causal: str | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Count the bytes that each kernel moves; compare with the formula and the lower bound.
+
+    The emulator counts loads and stores per tensor, and every byte must be the formula's. Default: nine tiles.
+    """
+    from verify import devices, io_calls
+    from verify import io as traffic
+    from verify.progress import bar
+
+    if device == "cuda":
+        devices.device("cuda")
+    shapes = io_calls.asked(lengths, causal)
+    with bar("io", None) as step:
+        folders = traffic.chosen(packages_, sram=sram, d=d, br=br, bc=bc, target=arch)
+        figures = traffic.run(folders, device=device, target=arch, shapes=shapes, step=step)
+    for text in figures["differences"][:10]:
+        click.echo(text, err=True)
+    _finish(figures, as_json, out, lambda c: c.print(*traffic.tables(figures)), figures["holds"])
+
+
 @main.command("gpu-session")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the result files.")
 @click.option("--part", "parts", multiple=True, help="One part only; may be repeated. Default: all, in their order.")
 @click.option("--seconds", type=float, default=540.0, show_default=True, help="Time for all parts together.")
 @click.option("--jobs", type=click.IntRange(1), default=None, help="Processes at a time; default: one per core.")
 def gpu_session(out: Path, parts: tuple[str, ...], seconds: float, jobs: int | None) -> None:
-    """Judge the CUDA kernels on this machine: certificates, tests, sanitizers, speed; a result file per part."""
+    """Judge the CUDA kernels on this machine: speed, traffic, certificates, tests, sanitizers; a file per part."""
     from verify import gpu_session as session
 
     holds = session.run(out, parts=parts, seconds=seconds, jobs=jobs, say=lambda text: click.echo(text, err=True))

@@ -2,8 +2,9 @@
 
     python -m verify gpu-session --out results
 
-Parts, in this order: `speed` (alone, before anything else is busy), then at the same time `certify` (every package
-of PACKAGES, both dtypes), `tests` (pytest -m gpu), `sanitize` (with planted faults) and `calibrate`. Each writes its
+Parts, in this order: `speed` and `io` (traffic and hardware counters; each alone, before anything else is busy), then
+at the same time `certify` (every package of PACKAGES, both dtypes), `tests` (pytest -m gpu), `sanitize` (with planted
+faults) and `calibrate`. Each writes its
 file to the output folder when it ends, `certify` after every package: a session that is cut short keeps what it has.
 
 Holds always: `holds` of every result file is computed from its figures, and the command's exit code from them all.
@@ -152,16 +153,15 @@ def run(out: Path, *, parts: Sequence[str] = (), seconds: float, jobs: int | Non
     out.mkdir(parents=True, exist_ok=True)
     session = Session(out, time.monotonic() + seconds, jobs or len(os.sched_getaffinity(0)), say)
     build_all(session, wanted)
-    if "speed" in wanted:
-        speed(session)
-    together = [part for part in wanted if part != "speed"]
-    with ThreadPoolExecutor(max(1, len(together))) as pool:
-        for part, done in [(part, pool.submit(PARTS[part], session)) for part in together]:
-            try:
-                done.result()
-            except Exception as error:  # the other parts go on; this one does not hold
-                session.held[part] = False
-                say(f"{part}: {type(error).__name__}: {error}")
+    for alone, group in ((True, ALONE), (False, [part for part in PARTS if part not in ALONE])):
+        chosen = [part for part in group if part in wanted]
+        with ThreadPoolExecutor(1 if alone else max(1, len(chosen))) as pool:
+            for part, done in [(part, pool.submit(PARTS[part], session)) for part in chosen]:
+                try:
+                    done.result()
+                except Exception as error:  # the other parts go on; this one does not hold
+                    session.held[part] = False
+                    say(f"{part}: {type(error).__name__}: {error}")
     say("; ".join(f"{part} {'holds' if session.held.get(part) else 'DOES NOT HOLD'}" for part in wanted))
     return all(session.held.get(part, False) for part in wanted)
 
@@ -171,7 +171,7 @@ def build_all(session: Session, wanted: Sequence[str]) -> None:
     requests = []
     if "speed" in wanted:
         requests += [tile_request(d, tile) for d, tiles in SPEED_TILES.items() for tile in tiles]
-    if "certify" in wanted or "tests" in wanted:
+    if {"certify", "tests", "io"} & set(wanted):
         requests += list(PACKAGES.values())
     folders = [request(words) for words in requests]
     watched: list[Path] = []
@@ -289,6 +289,14 @@ def calibrate(session: Session) -> None:
     session.keep("calibrate", probes.run("cuda", into=session.out))
 
 
+def traffic(session: Session) -> None:
+    """`verify io`: bytes of every tile in the emulator against the formula, and what the GPU's counters saw."""
+    from verify import io  # which takes its packages from here
+
+    folders = [request(PACKAGES[name]) for name in io.PACKAGES[:4]]  # d = 64 and 128: the counters are what is new here
+    session.keep("io", io.run(folders, device="cuda"))
+
+
 def tile_request(d: int, tile: bench_report.Tile) -> dict[str, Any]:
     return {"sram": SPEED_BUDGET, "d": d, "br": tile[0], "bc": tile[1], **_CUDA}
 
@@ -342,8 +350,11 @@ def speed(session: Session) -> None:
 
 PARTS: dict[str, Callable[[Session], None]] = {
     "speed": speed,
+    "io": traffic,
     "certify": certify,
     "tests": tests,
     "sanitize": sanitizers,
     "calibrate": calibrate,
 }
+# Parts that share the machine with no other: a timing, or a counter that sees all of the GPU, would be another's too.
+ALONE = ("speed", "io")

@@ -276,6 +276,47 @@ def _emulator(item: Figures) -> str:
     return f"{_table(head, rows)}\n\n{note} {_source(item)}"
 
 
+def _io(item: Figures) -> str:
+    """One row per package: what was counted on its grid, and one head at the length of its last rows by formula."""
+    rows = []
+    for package in item["packages"]:
+        counted, (full, causal) = package["rows"], package["far"]
+        moved, beside = full["formula"]["total"], full["beside"]
+        rows.append([
+            f"`{package['package']}`",
+            "{} x {}".format(*package["tile"]),
+            f"{sum(row['equal'] for row in counted)} of {len(counted)} x {len(package['dtypes'])} dtypes",
+            f"{sum(row['formula']['total'] for row in counted):,}",
+            f"{moved / 1e6:.2f} MB",
+            f"{full['ratio']:.2f}",
+            f"{causal['ratio']:.2f}",
+            *(f"{beside[name] / moved:.2f}" for name in ("F2f", "A1", "A0")),
+        ])  # fmt: skip
+    n = item["packages"][0]["far"][0]["shape"]["nq"]
+    head = (
+        "package", "Br x Bc", "calls whose bytes equal the formula", "bytes counted per dtype", f"one head at N={n}",
+        "/ lower bound", "/ lower bound, causal", "F2f, tile for M / ours", "A1 / ours", "A0 / ours",
+    )  # fmt: skip
+    text = f"{_table(head, rows)}\n\n{_source(item)}"
+    counters = item.get("counters")
+    if counters is None:
+        return text
+    from verify import io_ncu
+
+    if not counters["available"]:
+        return f"{text}\n\nNo hardware counters: {counters['why']}."
+    seen = [[f"`{r['package']}`", r["shape"], f"{r['formula_read']:,}", *io_ncu.ratios(r)] for r in counters["rows"]]
+    return f"{text}\n\n{_table(('package', 'shape', 'formula read', *io_ncu.COLUMNS), seen)}"
+
+
+def _ptxas(item: Figures) -> str:
+    from verify import ptxas
+
+    rows = ptxas.rows(item)
+    found = f"{len(item['findings'])} findings"
+    return f"{_table(ptxas.HEAD, rows)}\n\nnvcc {item['nvcc']}; {found}. {_source(item)}"
+
+
 def _plain(item: Figures) -> str:
     return f"`{item['file']}`: {_source(item)}"
 
@@ -289,5 +330,7 @@ _WRITERS: dict[str, Callable[[Figures], str]] = {
     "certificates": _certificates,
     "tests": _tests,
     "sanitize": _sanitize,
+    "io": _io,
+    "ptxas": _ptxas,
     "emulator": _emulator,
 }

@@ -39,8 +39,10 @@ def test_closed_formula_equals_the_walk_over_blocks(seed):
 def test_the_paper_and_the_own_terms_make_the_whole(seed):
     call, kernel = drawn(seed)
     paper = {name: size for name, size in kernel.items() if name != "threads"}
-    own = io_kernels.own_terms(call, **kernel)
-    assert io_kernels.forward(call, **kernel).total == io_kernels.flash2(call, **paper) + sum(own.values())
+    for o_itemsize in (None, 4):
+        own = io_kernels.own_terms(call, o_itemsize=o_itemsize, **kernel)
+        whole = io_kernels.forward(call, o_itemsize=o_itemsize, **kernel).total
+        assert whole == io_kernels.flash2(call, **paper) + sum(own.values())
 
 
 def test_without_mask_and_lengths_the_kernel_moves_what_the_paper_counts():
