@@ -102,8 +102,15 @@ def _states(case: Case, path: Path, trace: Array) -> Iterator[tuple[str, float, 
                 )
 
 
-def stated(folder: Folder, device: Device, *, seed: int, per_dtype: int = 36, step: Step = silent) -> dict[str, Any]:
-    """What the certificate says of the debug form: per path the states looked at and the worst of them."""
+PER_DTYPE = 36  # cases of the suite that are traced
+
+
+def stated(folder: Folder, device: Device, *, seed: int, most: int = PER_DTYPE, step: Step = silent) -> dict[str, Any]:
+    """What the certificate says of the debug form: per path the states looked at and the worst of them.
+
+    most: cases per dtype, if fewer than PER_DTYPE.
+    """
+    per_dtype = min(most, PER_DTYPE)
     form = debug_form(folder, device.name)
     attn, request = packages.load(form), packages.plan(form)["request"]
     found: list[Finding] = []

@@ -38,31 +38,34 @@ def case(family="gaussian", *, d=64, dv=64, dtype="bf16", seed=3, **shape):
 
 def test_certify_states_what_ran_on_the_emulator(host, tmp_path):
     folder = shutil.copytree(host, tmp_path / "package")
-    words = ["certify", str(folder), "--device", "emulator", "--arch", "sm80", "--cases", "5", "--debug-form"]
+    words = ["certify", str(folder), "--device", "emulator", "--arch", "sm80", "--cases", "17", "--debug-form"]
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 0, done.output
     stated = json.loads((folder / "certificate.json").read_text())["devices"]["emulator"]
     ran = stated["machine"]["emulator"]
-    assert stated["holds"] and stated["runs"] == 5 and [p["path"] for p in stated["paths"]] == ["sm80/bf16"]
-    assert ran["launches"] >= 3 * 5 and ran["findings"] == 0 and "g++" in ran["compiler"].lower()
+    assert stated["holds"] and stated["runs"] == 17 and [p["path"] for p in stated["paths"]] == ["sm80/bf16"]
+    assert ran["launches"] == 3 * (17 + 5) and ran["findings"] == 0 and "g++" in ran["compiler"].lower()
     assert ran["schedules"] == [s.name for s in SCHEDULES] and ran["bytes_read"] > 0 and ran["bytes_written"] > 0
     assert stated["debug_form"]["states"] > 0 and not stated["debug_form"]["violations"]
 
 
 def test_random_shapes_hold_in_every_schedule(host, odd):
-    for folder, examples in ((host, 10), (odd, 14)):
+    for folder, examples in ((host, 8), (odd, 12)):
         device = EmulatorDevice()
-        outcome = fuzz.fuzz_package(folder, device, examples=examples, seed=5, most=100)
+        outcome = fuzz.fuzz_package(folder, device, examples=examples, seed=5, most=70)
         assert outcome.failure is None and device.findings == 0 and device.launches >= 3 * examples
 
 
-@pytest.mark.parametrize("accumulation", ACCUMULATIONS)
-def test_every_way_to_sum_a_product_is_within_the_bound(odd, accumulation):
-    attn = packages.load(odd)
-    for family in ("gaussian", "late_max"):
-        for dtype in ("bf16", "fp16"):
-            one = case(family, d=24, dv=40, dtype=dtype)
-            judge.check(attn, one, on=EmulatorDevice(accumulation=accumulation, schedules=SCHEDULES[:1]))
+@pytest.mark.parametrize("family, dtype", [("gaussian", "bf16"), ("gaussian", "fp16"), ("late_max", "fp16")])
+def test_every_way_to_sum_a_product_is_within_the_bound(odd, family, dtype):
+    attn, one, runs = packages.load(odd), case(family, d=24, dv=40, dtype=dtype), []
+    for accumulation in ACCUMULATIONS:
+        device = EmulatorDevice(accumulation=accumulation, schedules=SCHEDULES[:1])
+        (path,) = device.paths(attn, dtype, one)
+        runs.append((path, *device.run(attn, one, path)))
+    assert all(verdict.holds for verdict in judge.hear(one, runs, spec=False, compare_plain=False))
+    lse = [run[2] for run in runs]
+    assert not (np.array_equal(lse[0], lse[1]) or np.array_equal(lse[0], lse[2]) or np.array_equal(lse[1], lse[2]))
 
 
 def test_the_error_that_ex2_may_have_is_within_the_bound_and_is_seen(odd):
@@ -71,19 +74,18 @@ def test_the_error_that_ex2_may_have_is_within_the_bound_and_is_seen(odd):
     for error in (-(2.0**-22), 0.0, 2.0**-22, 2.0**-8):
         device = EmulatorDevice(ex2_error=error, schedules=SCHEDULES[:1])
         (path,) = device.paths(attn, "fp16", one)
-        found[error] = judge.hear(one, [(path, *device.run(attn, one, path))], compare_plain=False)[0]
-    assert [found[error].holds for error in found] == [True, True, True, False]
-    assert found[2.0**-22].worst_error["lse"] != found[0.0].worst_error["lse"]
+        found[error] = judge.hear(one, [(path, *device.run(attn, one, path))], compare_plain=False)[0].holds
+    assert list(found.values()) == [True, True, True, False]
 
 
-# Fault of verify.sanitize -> a part of the sentence, and whether a case with key lengths is needed to see it.
+# Fault of verify.sanitize -> what its violation says.
 FAULTS = {
-    "load_bound_dropped": "reads",
-    "no_barrier_after_copy": "with no barrier",
-    "length_ignored": "",
-    "last_row_not_written": "never written",
-    "row_bound_dropped": "",
-    "divergent_barrier": "",
+    "row_bound_dropped": "(st.global) touches 16 bytes of global memory outside of every tensor",
+    "load_bound_dropped": "(cp.async) touches 16 bytes of global memory outside of every tensor",
+    "no_barrier_after_copy": "and nothing orders the two",
+    "last_row_not_written": "of the output 'o' were never written",
+    "length_ignored": "not within its bound",  # NaN lies beyond the length, inside the tensor
+    "divergent_barrier": "no thread of the block can run",
 }
 
 
@@ -95,7 +97,7 @@ def test_a_fault_is_a_violation_with_its_sentence_and_the_command_to_see_it_agai
     how = certify.command("package", device, certify.Options(), one)
     certify.hear_case(attn, one, device, record, how)
     (text,) = record.violations
-    assert "forward_sm80.cu" in text and FAULTS[name] in text
+    assert FAULTS[name] in text
     assert "--device emulator --arch sm80 --schedule ascending-late" in text and "--path sm80/bf16" in text
 
 

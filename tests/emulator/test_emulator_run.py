@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import codegen
 from verify.emulator import build
 from verify.emulator.emulator import SCHEDULES, Emulator, FindingError, Schedule, extent, guarded, guarded_copy
 
+TEMPLATES = Path(codegen.__file__).parent / "templates"
 # Thread i of block b writes the float of lengths[32 b + i] to out + step * (32 b + i) + shift.
 TEXT = """
 #include <cuda_runtime.h>
@@ -32,7 +35,7 @@ extern "C" int run_copy(const int64_t* in, float* out, int n, int step, int shif
 
 @pytest.fixture(scope="module")
 def emulator():
-    return Emulator(build.library(TEXT, name="copy.cu"))
+    return Emulator(build.library(TEXT, includes=[TEMPLATES / "sm80"], name="copy.cu"))
 
 
 @pytest.fixture
@@ -68,10 +71,9 @@ def test_reading_past_the_end_names_the_line_and_the_array(emulator, arrays):
     numbers, out = arrays
     run = emulator.launch("run_copy", numbers, out, 41, 1, 0)
     (finding,) = run.findings
-    assert (
-        run.code != 0 and finding.file == "copy.cu" and finding.line == 9 and finding.sentence.startswith("copy.cu:9:")
-    )
-    with pytest.raises(FindingError, match=r"the context\ncopy.cu:9: thread 8") as caught:
+    assert run.code != 0 and (finding.kind, finding.file, finding.line) == ("global-out-of-bounds", "copy.cu", 8)
+    assert "behind the end of 'in'" in finding.sentence and finding.thread == 8 and finding.block == (1, 0, 0)
+    with pytest.raises(FindingError, match=r"the context\ncopy.cu:8: thread 8") as caught:
         run.check("the context")
     assert caught.value.findings == run.findings
 

@@ -225,5 +225,5 @@ def _published(path: Path, product: str, make: Callable[[Path], None]) -> Path:
 def _run(command: Sequence[str], where: Path, what: str) -> None:
     done = subprocess.run(command, cwd=where, capture_output=True, text=True, errors="replace")
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if ": error: " in line or "undefined reference" in line]
+        said = [line for line in done.stderr.splitlines() if "error: " in line or "undefined reference" in line]
         raise ToolError(f"{what} does not compile for the emulator", *(said or done.stderr.splitlines())[:12])

@@ -61,7 +61,10 @@ class Finding:
     file: str = ""
     line: int = 0
     other: int | None = None
+    other_file: str | None = None
     thread: int | None = None
+    block: tuple[int, int, int] = (0, 0, 0)
+    count: int = 1  # how often, under `collect`
 
     def __str__(self) -> str:
         return self.sentence
@@ -193,9 +196,7 @@ class Emulator:
     def _findings(self) -> tuple[Finding, ...]:
         if not self.library.emu_findings(None, 0):
             return ()
-        known = Finding.__dataclass_fields__
-        found = json.loads(self._text("emu_findings"))
-        return tuple(Finding(**{key: value for key, value in one.items() if key in known}) for one in found)
+        return tuple(Finding(**{**one, "block": tuple(one["block"])}) for one in json.loads(self._text("emu_findings")))
 
     def _text(self, function: str) -> str:
         """What a text-writing function of the C interface says, whatever its length."""
