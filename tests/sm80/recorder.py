@@ -16,7 +16,7 @@ import numpy as np
 
 from codegen import problem
 from codegen.plans import sm80
-from tests.sm80 import kernels
+from verify import ptxas
 
 HERE = Path(__file__).resolve().parent
 INT64_3 = ctypes.c_int64 * 3
@@ -107,7 +107,7 @@ def arguments(
 @cache
 def _library(folder: Path, plan: sm80.Sm80Plan) -> Path:
     where = folder / f"d{plan.d}_dv{plan.dv}_{plan.br}x{plan.bc}"
-    kernels.write(where, plan, ("bf16", "fp16"))
+    ptxas.write_plan(where, plan, ("bf16", "fp16"))
     library = where / "recorder.so"
     line = [
         "g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Werror", "-Wno-unknown-pragmas",

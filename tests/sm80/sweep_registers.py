@@ -16,8 +16,6 @@ import json
 import os
 import platform
 import random
-import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -28,11 +26,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from codegen.plans import registers_sm80
 from codegen.plans.sm80 import GRANULE, Sm80Plan, padded
-from tests.sm80 import kernels
+from verify import ptxas
 
 WIDTHS = range(GRANULE, 257, GRANULE)
-FIELDS = ("d", "dv", "br", "bc", "row_tiles", "refill_before_softmax", *(f"spilled_{a}" for a in kernels.ARCHS),
-          *(f"registers_{a}" for a in kernels.ARCHS))  # fmt: skip
+ARCHS = ptxas.ARCHS["sm80"]
+FIELDS = ("d", "dv", "br", "bc", "row_tiles", "refill_before_softmax", *(f"spilled_{a}" for a in ARCHS),
+          *(f"registers_{a}" for a in ARCHS))  # fmt: skip
 
 
 def tile(row_tiles: int, d: int, dv: int, bc: int, *, warps: int = 4, early: bool | None = None) -> Sm80Plan:
@@ -83,11 +82,11 @@ def sample(count: int) -> Iterator[Sm80Plan]:
 def compiled(plan: Sm80Plan) -> list[int]:
     """One row of the table."""
     with tempfile.TemporaryDirectory() as folder:
-        ptx = kernels.to_ptx(kernels.write(Path(folder), plan))
-        reports = [kernels.assemble(ptx, arch)[0] for arch in kernels.ARCHS]
+        of_arch = {k.arch: k for k in ptxas.check(ptxas.write_plan(Path(folder), plan), ptxas.tools()).kernels}
+    reports = [of_arch[arch] for arch in ARCHS]
     return [
         plan.d, plan.dv, plan.br, plan.bc, plan.row_tiles, int(plan.refill_before_softmax),
-        *(r.spilled_bytes for r in reports), *(r.registers for r in reports),
+        *(r.stack_bytes + r.spill_store_bytes + r.spill_load_bytes for r in reports), *(r.registers for r in reports),
     ]  # fmt: skip
 
 
@@ -104,9 +103,7 @@ def main() -> None:
         plans.update(dict.fromkeys(sample(int(count)) if name == "sample" else makers[name]()))
     with ThreadPoolExecutor(asked.jobs) as pool:
         rows = sorted(pool.map(compiled, plans))
-    said = subprocess.run([str(kernels.ptxas()), "--version"], capture_output=True, text=True).stdout
-    version = re.findall(r"V([0-9.]+)", said)[-1]
-    head = {"swept": asked.what, "ptxas": version, "machine": platform.machine(), "fields": list(FIELDS)}
+    head = {"swept": asked.what, "ptxas": ptxas.tools().version, "machine": platform.machine(), "fields": list(FIELDS)}
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
     asked.out.write_text(json.dumps(head)[:-1] + ', "rows": [\n' + lines + "\n]}\n")
     spilling = [row for row in rows if row[6] or row[7]]
