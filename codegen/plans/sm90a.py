@@ -18,7 +18,14 @@ BARRIER_BYTES = 256
 SECTION_BYTES = 32 * 1024 * 1024
 
 # Registers per thread of the producer and of a consumer after setmaxnreg, by consumers and blocks per SM.
-REGISTERS = {(1, 1): (24, 240), (2, 1): (24, 240), (3, 1): (32, 160), (4, 1): (24, 112), (1, 2): (24, 208), (2, 2): (24, 104)}
+REGISTERS = {
+    (1, 1): (24, 240),
+    (2, 1): (24, 240),
+    (3, 1): (32, 160),
+    (4, 1): (24, 112),
+    (1, 2): (24, 208),
+    (2, 2): (24, 104),
+}
 
 DTYPES = {
     "bf16": {"type": "BFloat16", "code": "kBFloat16", "mma": "bf16", "pack": "cvt_rn_bf16x2",
@@ -123,6 +130,7 @@ def context(problem: Problem, plan: Sm90aPlan, dtypes: tuple[str, ...], tag: str
     return {
         "plan": plan,
         "dtypes": [DTYPES[t] for t in dtypes],
+        "wgmma": products(plan, dtypes),
         "section_bytes": SECTION_BYTES,
         "entry": f"attention_forward_sm90a{tag}",
         "kernel_name": f"attention_forward_d{problem.d}_dv{problem.dv}_{plan.br}x{plan.bc}",
