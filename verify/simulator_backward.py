@@ -74,8 +74,8 @@ class BackwardKernel(_Kernel):
         ds = self.score_gradient(p, self.product(do, v), d_row)
         p_operand, ds_operand = self.operand(p), self.operand_ds(ds)
         dq = np.zeros_like(q)
-        for j in range(0, len(k), bc):
-            dq = self.add_to_dq(dq, ds_operand[:, j : j + bc], k[j : j + bc])
+        for keys in self.key_tiles(len(k), bc):
+            dq = self.add_to_dq(dq, ds_operand[:, keys], k[keys])
         dk, dv = np.zeros_like(k), np.zeros_like(v)
         for head in self.query_heads(len(q), heads):
             head_dk, head_dv = (dk, dv) if heads == 1 else (np.zeros_like(k), np.zeros_like(v))
@@ -120,6 +120,9 @@ class BackwardKernel(_Kernel):
         return self.operand(ds)
 
     # ---- sums over tiles
+
+    def key_tiles(self, keys: int, bc: int) -> list[slice]:
+        return [slice(j, min(j + bc, keys)) for j in range(0, keys, bc)]
 
     def query_heads(self, rows: int, heads: int) -> list[range]:
         length = rows // heads
