@@ -84,7 +84,7 @@ FAULTS = {
     "load_bound_dropped": "(cp.async) touches 16 bytes of global memory outside of every tensor",
     "no_barrier_after_copy": "and nothing orders the two",
     "last_row_not_written": "of the output 'o' were never written",
-    "length_ignored": "not within its bound",  # NaN lies beyond the length, inside the tensor
+    "length_ignored": "bytes behind the end of 'k'",
     "divergent_barrier": "no thread of the block can run",
 }
 

@@ -7,7 +7,8 @@ two of them differ in one bit of O or LSE; so one result answers for all.
 
 Holds at every launch: what csrc/forward.h promises to a CUDA kernel and binding.h makes true (16-byte aligned bases,
 strides of whole 16 bytes, else a contiguous copy). O, LSE and all that a layout leaves unused are NaN before; Q, K, V
-and key_lengths cannot be written; every element of O and LSE must be written exactly once.
+and key_lengths cannot be written, keys beyond a length not even read; every element of O and LSE must be written
+exactly once.
 """
 
 from __future__ import annotations
@@ -77,8 +78,14 @@ class Call:
     def launch(self, emulator: Emulator, target: str) -> Run:
         """Register the arrays and run the package's entry point, as `emulator` is configured."""
         emulator.clear()
+        lengths = self.arrays.get("key_lengths")
         for name, array in self.arrays.items():
-            emulator.register(name, array, writable=name == "trace", once=name in ("o", "lse"))
+            if lengths is not None and name in ("k", "v"):
+                for entry, length in zip(array, lengths, strict=True):  # the keys beyond must not be read
+                    for head in entry[:, :length]:
+                        emulator.register(name, head)
+            else:
+                emulator.register(name, array, writable=name == "trace", once=name in ("o", "lse"))
         code = DTYPE_CODES[self.dtype]
         return emulator.launch(f"attention_forward_{target}", ctypes.byref(self.args), code, None)
 

@@ -26,8 +26,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codegen.errors import ToolError
-
 TIMINGS = ("late", "early", "random")  # when asynchronous operations happen, in the order of the C interface
 ORDERS = ("ascending", "descending", "random")  # which thread runs next
 ACCUMULATIONS = ("chain", "exact", "truncating")  # how a matrix product sums
@@ -155,6 +153,7 @@ class Emulator:
     def register(self, name: str, array: npt.NDArray[Any], *, writable: bool = False, once: bool = False) -> None:
         """Allow kernels to read `array` (and to write it). An array without elements allows nothing.
 
+        Several arrays may have one name: their bytes are counted together.
         once: each element must be written exactly once. The array may have gaps between rows: those must not be
         written.
         """
@@ -232,9 +231,3 @@ def guarded_copy(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     made = guarded(array.shape, array.dtype)
     made[...] = array
     return made
-
-
-def require(library: ctypes.CDLL, function: str) -> None:
-    """Raise ToolError unless the library has the host function."""
-    if not hasattr(library, function):
-        raise ToolError(f"the kernel's library has no function {function}")
