@@ -192,7 +192,14 @@ def check(unit: Unit, use: Tools) -> Verdict:
 
     Raises: ToolError when it does not compile.
     """
-    made = Verdict(unit)
+    return judge(unit, *compiled(unit, use))
+
+
+def compiled(unit: Unit, use: Tools) -> tuple[str, str]:
+    """What nvcc with ptxas says of the unit, and its machine code as text; that is empty where there is no cuobjdump.
+
+    Raises: ToolError when it does not compile.
+    """
     code = [f"--generate-code=arch={arch.replace('sm', 'compute')},code={arch}" for arch in unit.archs]
     with tempfile.TemporaryDirectory() as work:
         product = str(Path(work) / "unit.o")
@@ -201,11 +208,15 @@ def check(unit: Unit, use: Tools) -> Verdict:
         said = done.stdout + done.stderr
         if done.returncode:
             raise ToolError(f"{unit.name} does not compile", *said.splitlines()[-12:])
-        sass = ""
-        if use.cuobjdump is not None:
-            dump = subprocess.run([use.cuobjdump, "-sass", product], capture_output=True, text=True, errors="replace")
-            sass = dump.stdout if dump.returncode == 0 else ""
-    made.kernels = ptxas_output.kernels(said, unit.limits)
+        if use.cuobjdump is None:
+            return said, ""
+        dump = subprocess.run([use.cuobjdump, "-sass", product], capture_output=True, text=True, errors="replace")
+        return said, dump.stdout if dump.returncode == 0 else ""
+
+
+def judge(unit: Unit, said: str, sass: str) -> Verdict:
+    """What `compiled` returned, and the unit's own text, against the plan."""
+    made = Verdict(unit, ptxas_output.kernels(said, unit.limits))
     made.findings += ptxas_output.messages(said)
     must_fit = unit.archs[:1] if unit.launched else ()
     made.findings += ptxas_output.shared_memory(unit.source.read_text(), unit.limits, must_fit)
