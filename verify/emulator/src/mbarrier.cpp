@@ -31,6 +31,10 @@ struct Barrier {
   int init_thread = 0;
   uint32_t init_time = 0;
   bool fenced = false;  // the initialising thread has executed fence.mbarrier_init since
+  uint32_t observed = 0;  // the latest ended phase that a wait has seen
+  uint32_t last_load = 0;  // the phase whose end completes the latest load, counted as `phase` then is; 0: none
+  Site last_load_site;
+  const char* last_load_name = nullptr;
 };
 
 std::vector<Barrier> barriers;
@@ -91,6 +95,17 @@ void arrive(uint32_t address, uint32_t bytes, const char* what, Site site) {
 
 void block_start() { barriers.clear(); }
 
+// Only a wait tells that a load has landed. Without one it may write into shared memory that the next block owns.
+void block_exit() {
+  for (const Barrier& barrier : barriers) {
+    if (barrier.last_load <= barrier.observed) continue;
+    finding("exit-in-flight", barrier.last_load_site, {}, nullptr,
+            "the block ends and no thread has waited for phase %u of the mbarrier at %s, which completes this %s",
+            barrier.last_load - 1, shared_name(barrier.address).c_str(), barrier.last_load_name);
+    return;
+  }
+}
+
 }  // namespace
 
 int find(uint32_t address, const char* what, Site site) {
@@ -123,6 +138,9 @@ Load start_load(uint32_t address, const char* what, Site site) {
             what, name(*self).c_str(), shared_name(address).c_str(), barrier.init_thread, barrier.init_site.line);
   }
   if (barrier.component < 0) barrier.component = new_component(Agent::mbarrier, slot);
+  barrier.last_load = barrier.phase + 1;
+  barrier.last_load_site = site;
+  barrier.last_load_name = what;
   return {slot, barrier.component, barrier.phase + 1};
 }
 
@@ -139,7 +157,7 @@ void complete_load(const Load& load, uint32_t bytes, const char* what, Site site
   end_phase_if_complete(barrier);
 }
 
-const Topic topic = {nullptr, block_start, nullptr, nullptr, nullptr, nullptr};
+const Topic topic = {nullptr, block_start, nullptr, nullptr, block_exit, nullptr};
 
 }  // namespace mbarrier
 
@@ -204,6 +222,7 @@ bool mbarrier_try_wait_parity(uint32_t address, uint32_t parity, Site site) {
     block_on({what, site, address, parity, describe});
     if ((barriers[slot].phase & 1) == parity) return false;  // the next phase ended too before this thread ran
   }
+  barriers[slot].observed = barriers[slot].phase;
   acquire(*self, barriers[slot].ended);
   return true;
 }

@@ -248,14 +248,6 @@ void thread_exit(Thread& thread) {
           name(thread).c_str(), copy.what, state);
 }
 
-void block_exit() {
-  if (loads.empty()) return;
-  const Copy copy = loads.front();
-  loads.clear();
-  finding("exit-in-flight", copy.site, {}, nullptr,
-          "the block ends with this %s in flight: nobody waited for the phase of its mbarrier", copy.what);
-}
-
 bool progress() {
   if (loads.empty()) return false;
   const size_t last = loads.size() - 1;
@@ -279,7 +271,7 @@ void wait(int newest) {
 
 }  // namespace
 
-const Topic topic = {nullptr, block_start, thread_exit, nullptr, block_exit, progress};
+const Topic topic = {nullptr, block_start, thread_exit, nullptr, nullptr, progress};
 
 }  // namespace tma
 

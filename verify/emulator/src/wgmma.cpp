@@ -257,8 +257,8 @@ void check_agreement(const Warp& warp, const Issue& issue, const Thread& thread)
   const Issue& first = log[index];
   if (first.a == issue.a && first.b == issue.b && first.n == issue.n && first.site.line == issue.site.line) return;
   fatal("divergent-warpgroup", issue.site, first.site, &thread,
-        "wgmma number %zu of warp %d differs from that of another warp of its warpgroup, at line %d", index, warp.id,
-        first.site.line);
+        "wgmma number %zu of warp %d has another descriptor or shape than that of another warp of its warpgroup, at line %d",
+        index, warp.id, first.site.line);
 }
 
 void product_action(Warp& warp, void* const* operands, uint32_t) {
