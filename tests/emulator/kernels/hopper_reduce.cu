@@ -3,13 +3,14 @@
 // Each block multiplies one slice of 64 along K and adds its 64 x 64 float32 result to C: through shared memory by a TMA
 // reduction or by a linear bulk reduction, or from registers by vector or scalar reductions. A is transposed or not:
 // (k, rows) or (rows, k) in global memory.
-// Always: C holds the sum of all slices after the launch, whatever the order of the blocks.
+// Always: C holds the sum of all slices after the launch, whatever the order of the blocks; but not with kMixed, where
+// the block of the first slice overwrites C by ordinary stores.
 #include "hopper_tiles.cuh"
 
 namespace hopper {
 namespace {
 
-enum Way { kTensor = 0, kLinear = 1, kVector = 2, kScalar = 3 };
+enum Way { kTensor = 0, kLinear = 1, kVector = 2, kScalar = 3, kMixed = 4 };  // the last is wrong
 
 constexpr int kThreads = 128;
 constexpr uint32_t kTileBytes = 64 * kRowBytes, kA = 0, kB = kTileBytes, kC = 2 * kTileBytes;
@@ -79,7 +80,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
 #pragma unroll
-    for (int i = 0; i < 32; ++i) red_add_f32(c + (row + 8 * (i / 2 % 2)) * 64 + column + 8 * (i / 4) + i % 2, x[i]);
+    for (int i = 0; i < 32; ++i) {
+      float* place = c + (row + 8 * (i / 2 % 2)) * 64 + column + 8 * (i / 4) + i % 2;
+      if (kWay == kMixed && slice == 0) {
+        st_global_f32(place, x[i]);
+      } else {
+        red_add_f32(place, x[i]);
+      }
+    }
   }
 }
 
@@ -88,7 +96,8 @@ auto choose(int way) {
   return way == kTensor ? split_k<kTensor, kTransA>
          : way == kLinear ? split_k<kLinear, kTransA>
          : way == kVector ? split_k<kVector, kTransA>
-                          : split_k<kScalar, kTransA>;
+         : way == kScalar ? split_k<kScalar, kTransA>
+                          : split_k<kMixed, kTransA>;
 }
 
 }  // namespace

@@ -137,7 +137,7 @@ Load start_load(uint32_t address, const char* what, Site site) {
             "fence.mbarrier_init after",
             what, name(*self).c_str(), shared_name(address).c_str(), barrier.init_thread, barrier.init_site.line);
   }
-  if (barrier.component < 0) barrier.component = new_component(Agent::mbarrier, slot);
+  if (barrier.component < 0 && config.check) barrier.component = new_component(Agent::mbarrier, slot);
   barrier.last_load = barrier.phase + 1;
   barrier.last_load_site = site;
   barrier.last_load_name = what;

@@ -1,9 +1,10 @@
 // tma.cpp: bulk copies between global and shared memory: loads that complete on an mbarrier, stores and reductions in
 // bulk groups.
 //
-// Loads complete in any order and at any time, so late means: only when no thread can run, the newest first. Stores and
-// reductions are performed, late, by the wait of the thread that issued them. What a load will write is poisoned at its
-// issue. Elements outside of a tensor are read as zero and are not written; the mbarrier counts the whole box always.
+// Loads complete in any order and at any time, so late means: only when no thread can run, the newest first. A store or
+// reduction has two ends: its reading of shared memory, which late happens in either wait of the issuing thread, and its
+// writing of global memory, which late happens in wait_group without .read or when the thread exits. What a load will
+// write is poisoned at its issue. Elements outside of a tensor are read as zero and are not written; the mbarrier counts the whole box always.
 // Source: PTX ISA, "cp.async.bulk", "cp.reduce.async.bulk", "cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor",
 // "cp.async.bulk.commit_group", "cp.async.bulk.wait_group".
 //
@@ -30,15 +31,18 @@ struct Copy {
   char* global;
   uint32_t bytes;
   bool reduce;
-  mbarrier::Load load;
-  bool done;
+  mbarrier::Load load;                // of a load
+  std::vector<unsigned char> source;  // of a store: its shared memory, from when it has been read
+  uint32_t group;
+  bool written;
 };
 
 struct Groups {
   std::vector<Copy> open;
   std::deque<std::vector<Copy>> committed;
-  uint32_t completed = 0;
-  int component = -1;  // of the thread's bulk agent, from its first store on
+  std::deque<Copy> unwritten;  // read, but perhaps not yet written; in order
+  uint32_t completed = 0;      // groups that have been read
+  int component = -1;          // of the thread's bulk agent, from its first store on
   uint32_t next_time() const { return completed + static_cast<uint32_t>(committed.size()) + 1; }
 };
 
@@ -109,20 +113,41 @@ void perform_load(const Copy& copy) {
   mbarrier::complete_load(copy.load, tensor ? copy.map.box_bytes() : copy.bytes, copy.what, copy.site);
 }
 
-void perform_store(Copy& copy) {
-  if (copy.done) return;
-  copy.done = true;
+// Shared bytes that the copy touches: whole rows of the swizzle, over which its chunks are exchanged.
+uint32_t footprint(const Copy& copy) {
+  if (copy.map.magic != TensorMap::kMagic) return copy.bytes;
+  const uint32_t span = swizzle_span(copy.map.swizzle);
+  return (copy.map.box_bytes() + span - 1) / span * span;
+}
+
+void read_source(Copy& copy) {
+  const unsigned char* from = shared_at(copy.shared);
+  if (copy.source.empty()) copy.source.assign(from, from + footprint(copy));
+}
+
+void write_global(Copy& copy) {
+  if (copy.written) return;
+  copy.written = true;
   const int type = copy.map.magic == TensorMap::kMagic ? copy.map.type : int(CU_TENSOR_MAP_DATA_TYPE_FLOAT32);
   for_each_piece(
       copy,
       [&](uint32_t at, char* global, uint32_t bytes) {
+        const unsigned char* from = copy.source.data() + (at - copy.shared);
         if (copy.reduce) {
-          add_piece(type, global, shared_at(at), bytes);
+          add_piece(type, global, from, bytes);
         } else {
-          std::memcpy(global, shared_at(at), bytes);
+          std::memcpy(global, from, bytes);
         }
       },
       [](uint32_t, uint32_t) {});
+}
+
+// Writes what groups up to `group` have left.
+void write_groups(Groups& own, uint32_t group) {
+  while (!own.unwritten.empty() && own.unwritten.front().group <= group) {
+    write_global(own.unwritten.front());
+    own.unwritten.pop_front();
+  }
 }
 
 // ---- Issue
@@ -164,13 +189,6 @@ Copy linear_copy(const char* what, Site site, const void* global, uint32_t share
   return copy;
 }
 
-// Shared bytes that the copy touches: whole rows of the swizzle, over which its chunks are exchanged.
-uint32_t footprint(const Copy& copy) {
-  if (copy.map.magic != TensorMap::kMagic) return copy.bytes;
-  const uint32_t span = swizzle_span(copy.map.swizzle);
-  return (copy.map.box_bytes() + span - 1) / span * span;
-}
-
 // A box must start where the swizzle pattern does, else wgmma and the kernel's own accesses see another pattern.
 uint32_t alignment(const Copy& copy) {
   if (copy.map.magic != TensorMap::kMagic) return 16;
@@ -199,7 +217,7 @@ void issue_load(Copy copy, uint32_t bar) {
   shared_write(copy.shared, footprint(copy),
                {copy.what, copy.site, self, self->clocks.order, self->clocks.fenced, copy.load.component, copy.load.time});
   for_each_global_range(copy, [&](char* at, uint32_t bytes) { global_read(at, bytes, element, copy.what, copy.site); });
-  if (config.timing == Timing::early || (config.timing == Timing::random && perform_now())) {
+  if (perform_now()) {
     perform_load(copy);
   } else {
     shared_poison(copy.shared, footprint(copy));
@@ -211,7 +229,7 @@ void issue_store(Copy copy) {
   yield_point();
   ++counters.tma;
   Groups& own = groups[self->linear];
-  if (own.component < 0) own.component = new_component(Agent::bulk_store, self->linear);
+  if (own.component < 0 && config.check) own.component = new_component(Agent::bulk_store, self->linear);
   const size_t element = copy.map.magic == TensorMap::kMagic ? copy.map.element_bytes : 16;
   check_shared(copy.shared, footprint(copy), alignment(copy), copy.what, copy.site, *self);
   shared_read(copy.shared, footprint(copy),
@@ -221,8 +239,12 @@ void issue_store(Copy copy) {
     if (copy.reduce) global_read(at, bytes, element, copy.what, copy.site);
     global_write(at, bytes, element, copy.what, copy.site, atomic);
   });
-  if (perform_now()) perform_store(copy);
-  own.open.push_back(copy);
+  copy.group = own.next_time();
+  if (perform_now()) {
+    read_source(copy);
+    write_global(copy);
+  }
+  own.open.push_back(std::move(copy));
 }
 
 // ---- Hooks
@@ -234,6 +256,7 @@ void block_start() {
 
 void thread_exit(Thread& thread) {
   Groups& own = groups[thread.linear];
+  write_groups(own, own.completed);
   const Copy* left = own.open.empty() ? nullptr : &own.open.front();
   const char* state = "never committed to a bulk group";
   for (auto group = own.committed.rbegin(); group != own.committed.rend(); ++group) {
@@ -242,10 +265,11 @@ void thread_exit(Thread& thread) {
     state = "not waited for";
   }
   if (!left) return;
-  const Copy copy = *left;
+  const Site site = left->site;
+  const char* what = left->what;
   own = Groups();
-  finding("exit-in-flight", copy.site, {}, &thread, "%s exits with its %s %s: shared memory may be gone before it is read",
-          name(thread).c_str(), copy.what, state);
+  finding("exit-in-flight", site, {}, &thread, "%s exits with its %s %s: shared memory may be gone before it is read",
+          name(thread).c_str(), what, state);
 }
 
 bool progress() {
@@ -258,14 +282,19 @@ bool progress() {
   return true;
 }
 
-void wait(int newest) {
+void wait(int newest, bool until_written) {
   yield_point();
   Groups& own = groups[self->linear];
-  while (own.committed.size() > static_cast<size_t>(newest)) {
-    for (Copy& copy : own.committed.front()) perform_store(copy);
+  const uint32_t issued = own.next_time() - 1, oldest = issued - min(issued, static_cast<uint32_t>(newest));
+  while (own.completed < oldest) {
+    for (Copy& copy : own.committed.front()) {
+      read_source(copy);
+      own.unwritten.push_back(std::move(copy));
+    }
     own.committed.pop_front();
     ++own.completed;
   }
+  if (until_written) write_groups(own, oldest);
   if (own.component >= 0) learn(*self, own.component, own.completed);
 }
 
@@ -287,7 +316,7 @@ void tma_store(const CUtensorMap* map, uint32_t src, const int* coordinates, int
     fatal("tensor-map", site, {}, self, "the TMA reduction by %s has a map of data type %d, which it cannot add",
           name(*self).c_str(), copy.map.type);
   }
-  tma::issue_store(copy);
+  tma::issue_store(std::move(copy));
 }
 
 void bulk_load(uint32_t dst, const void* src, uint32_t bytes, uint32_t bar, Site site) {
@@ -297,7 +326,7 @@ void bulk_load(uint32_t dst, const void* src, uint32_t bytes, uint32_t bar, Site
 void bulk_store(void* dst, uint32_t src, uint32_t bytes, bool reduce, Site site) {
   tma::Copy copy = tma::linear_copy(reduce ? "bulk reduction" : "bulk store", site, dst, src, bytes);
   copy.reduce = reduce;
-  tma::issue_store(copy);
+  tma::issue_store(std::move(copy));
 }
 
 void bulk_commit(Site) {
@@ -306,14 +335,13 @@ void bulk_commit(Site) {
   own.open.clear();
 }
 
-void bulk_wait(int newest, Site) { tma::wait(newest); }
+void bulk_wait(int newest, Site) { tma::wait(newest, true); }
 
 void prefetch_tensormap(const CUtensorMap* map, Site site) {
   if (decode(map)) return;
   fatal("tensor-map", site, {}, self, "the operand of prefetch.tensormap by %s is no tensor map", name(*self).c_str());
 }
 
-// The emulator writes global memory when it reads shared memory, so both waits do the same.
-void bulk_wait_read(int newest, Site) { tma::wait(newest); }
+void bulk_wait_read(int newest, Site) { tma::wait(newest, false); }
 
 }  // namespace emu
