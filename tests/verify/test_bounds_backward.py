@@ -9,11 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from spec import flash2
 from verify import arithmetic, inputs, simulator
 from verify.bounds.backward_domain import outside_backward_domain
 from verify.bounds.backward_model import backward_model
 from verify.bounds.backward_output import backward
-from verify.compare import ratio
+from verify.compare import assert_within, ratio
 from verify.formats import round_to
 from verify.oracle import backward_balls, backward_float64
 from verify.oracle.backward_reference import stack_group
@@ -108,6 +109,23 @@ def test_the_smallest_problems_are_within_the_bounds(name, dtype):
             do, dlse = gradient_of_loss(x, nq)
             for found in judge(x, do, dlse, model, 16, 16, modes=("stage", "end")):
                 assert max(found) <= 1.0
+
+
+@pytest.mark.parametrize("family", ["gaussian", "late_max", "huge_logits", "mixed_scales", "random_mask"])
+def test_the_readable_reference_is_within_the_bounds(family):
+    """FlashAttention-2 of `spec` in float64: products in any order, exp within 4 ulp, no base 2."""
+    path = arithmetic.model("muladd_f64", "float64", exp2_error=2.0**-50, log_error=2.0**-50, log_tiny=2.0**-50)
+    x = inputs.FAMILIES[family](20, 50, 16, 8, dtype="float64", seed=3)
+    do, dlse = gradient_of_loss(x, 4)
+    tiles = {"br": 8, "bc": 16}
+    given = flash2.forward(*x, **tiles, scale=x.scale, mask=x.mask)
+    got = flash2.backward(*x, *given, do, **tiles, scale=x.scale, mask=x.mask, dlse=dlse)
+    for stage in (True, False):
+        same = {"scale": x.scale, "visible": x.mask, "dlse": dlse, "given": tuple(given) if stage else None}
+        bound = backward(*x, do, **same, model=backward_model(path), **tiles)
+        want = backward_balls.gradients(*x, do, **same)
+        for n in ("dq", "dk", "dv"):
+            assert_within(getattr(got, n), getattr(want, n), getattr(bound, n), want_error=getattr(want, f"{n}_err"))
 
 
 class Broken(BackwardKernel):

@@ -146,6 +146,21 @@ def test_rows_are_handled_in_chunks_of_any_size(monkeypatch):
         assert getattr(chunked, name) == pytest.approx(getattr(whole, name), rel=1e-12)
 
 
+def test_rows_and_keys_can_be_sampled():
+    x, do, dlse = example("causal_bottom_right", shape=(40, 50, 16, 8))
+    model = backward_model(arithmetic.model("mma_sm80", "bf16"))
+    o, lse = forward_of(x)
+    whole = bound_of(x, do, model, dlse=dlse, given=(o, lse))
+    rows, keys = [0, 13, 39], [2, 17, 49]
+    same = {"scale": x.scale, "model": model, "br": 16, "bc": 16}
+    some = backward(
+        *(x.q[rows], x.k, x.v, do[rows]), **same, visible=x.mask[rows], dlse=dlse[rows], given=(o[rows], lse[rows])
+    )
+    assert some.dq == pytest.approx(whole.dq[rows], rel=1e-12)
+    some = backward(x.q, x.k[keys], x.v[keys], do, **same, visible=x.mask[:, keys], dlse=dlse, given=(o, lse))
+    assert some.dk == pytest.approx(whole.dk[keys], rel=1e-12) and some.dv == pytest.approx(whole.dv[keys], rel=1e-12)
+
+
 @pytest.mark.parametrize("name, dtype", PATHS, ids=IDS)
 def test_bounds_are_finite_wherever_the_domain_is(name, dtype):
     model = backward_model(arithmetic.model(name, dtype))

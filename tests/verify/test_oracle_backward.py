@@ -195,16 +195,17 @@ def test_a_given_lse_of_minus_infinity_is_an_empty_row(tier):
     assert all((getattr(a, n) == getattr(b, n)).all() for n in NAMES) and not a.dq[1].any()
 
 
-def test_sampled_rows_and_keys_are_those_of_the_whole():
+@pytest.mark.parametrize("tier", [backward_balls, backward_multiprecision])
+def test_sampled_rows_and_keys_are_those_of_the_whole(tier):
     arrays, more = example("random_mask", (7, 12, 8, 5), dtype="fp16", seed=8)
     for form in both_forms(arrays, more):
-        whole = backward_multiprecision.gradients(*arrays, **form)
-        some = backward_multiprecision.gradients(*arrays, **form, rows=[5, 0], keys=[3, 11])
-        assert list(some.rows) == [5, 0] and list(some.keys) == [3, 11]
-        assert (some.dq == whole.dq[[5, 0]]).all()
-        assert (some.dk == whole.dk[[3, 11]]).all() and (some.dv == whole.dv[[3, 11]]).all()
-        none = backward_multiprecision.gradients(*arrays, **form, rows=[], keys=[1])
-        assert none.dq.shape == (0, 8) and (none.dk == whole.dk[[1]]).all()
+        whole = tier.gradients(*arrays, **form)
+        for rows, keys in ([5, 0], [3, 11]), ([], [1]), ([2], []), (None, [4]), ([6], None):
+            some = tier.gradients(*arrays, **form, rows=rows, keys=keys)
+            i, j = (slice(None) if index is None else index for index in (rows, keys))
+            assert list(some.rows) == list(np.arange(7)[i]) and list(some.keys) == list(np.arange(12)[j])
+            assert (some.dq == whole.dq[i]).all() and some.dq_err == pytest.approx(whole.dq_err[i], rel=1e-12)
+            assert (some.dk == whole.dk[j]).all() and (some.dv == whole.dv[j]).all()
 
 
 ROW, KEY, COLUMN = 1, 4, 2

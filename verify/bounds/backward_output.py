@@ -92,6 +92,8 @@ def backward(
 ) -> BackwardBound:
     """Bound of one head, or of the query heads of one K/V head (`oracle.backward_reference.stack_group`).
 
+    For dq of sampled rows pass q[rows], do[rows] and so on; stage-wise, for dk and dv of sampled keys k[keys], v[keys].
+
     Args:
         q (Nq, d), k (Nk, d), v (Nk, dv), do (Nq, dv), dlse (Nq,) or None: the exact inputs, finite where visible.
         given: (o, lse) that the kernel read, for the stage-wise bound; None for the end-to-end bound.

@@ -1,4 +1,4 @@
-"""Tier T1 of the backward pass: whole gradients in ball arithmetic, each value with a proven radius.
+"""Tier T1 of the backward pass: gradients in ball arithmetic, each value with a proven radius.
 
 Needs python-flint. S = Q K^T and dP = dO V^T are exact integer products, P takes one `arb.exp` per visible pair, D is
 the row sum of P o dP (which equals dO . O), and the three gradients are `arb_mat` products. With a given O and LSE,
@@ -10,12 +10,13 @@ Source: Johansson, "Arb: efficient arbitrary-precision midpoint-radius interval 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from verify.oracle.backward_reference import Given, Gradients, Problem
+from verify.oracle.backward_reference import Given, Gradients, Problem, chosen
 from verify.oracle.exact import to_integers
 
 Balls = list[list[Any]]  # arb
@@ -41,11 +42,14 @@ def gradients(
     visible: np.ndarray | None = None,
     dlse: np.ndarray | None = None,
     given: Given | None = None,
+    rows: Iterable[int] | None = None,
+    keys: Iterable[int] | None = None,
     digits: int = 50,
 ) -> GradientEnclosure:
-    """Enclose all gradients. Arguments as in `backward_float64.gradients`; what is visible must be finite.
+    """Enclose dq at `rows`, dk and dv at `keys` (all for None). Others as in `backward_float64.gradients`.
 
-    dq, dk, dv are the midpoints in float64; the `_err` cover the radii and that conversion.
+    What is visible must be finite. dq, dk, dv are the midpoints in float64; the `_err` cover the radii and that
+    conversion. A row costs one exponential per key; a key one per row with a given LSE, without one those of all rows.
 
     Raises:
         ImportError: python-flint is missing.
@@ -54,25 +58,24 @@ def gradients(
     import flint
 
     x = Problem.of(q, k, v, do, scale=scale, visible=visible, dlse=dlse, given=given).finite("backward_balls")
+    row_index, key_index = chosen(rows, len(x.q)), chosen(keys, len(x.k))
     precision = flint.ctx.prec
     flint.ctx.prec = math.ceil(digits * math.log2(10)) + 40
     try:
-        dq_balls, dk_balls, dv_balls = _enclose(flint, x)
-        dq, dq_err = _to_float(dq_balls, x.q.shape)
-        dk, dk_err = _to_float(dk_balls, x.k.shape)
-        dv, dv_err = _to_float(dv_balls, x.v.shape)
+        if (rows is None and keys is None) or (given is None and len(key_index)):
+            whole = _enclose(flint, x)
+            dq_balls = [whole[0][i] for i in row_index]
+            dk_balls, dv_balls = ([part[j] for j in key_index] for part in whole[1:])
+        else:
+            dq_balls = _enclose(flint, x.part(rows=row_index))[0]
+            dk_balls, dv_balls = _enclose(flint, x.part(keys=key_index))[1:]
+        dq, dq_err = _to_float(dq_balls, x.q.shape[1])
+        dk, dk_err = _to_float(dk_balls, x.k.shape[1])
+        dv, dv_err = _to_float(dv_balls, x.v.shape[1])
     finally:
         flint.ctx.prec = precision
-    rows, keys = np.arange(len(x.q)), np.arange(len(x.k))
     return GradientEnclosure(
-        dq,
-        dk,
-        dv,
-        dq_err,
-        dk_err,
-        dv_err,
-        rows,
-        keys,
+        *(dq, dk, dv, dq_err, dk_err, dv_err, row_index, key_index),
         dq_balls=dq_balls,
         dk_balls=dk_balls,
         dv_balls=dv_balls,
@@ -132,9 +135,9 @@ def _rows(matrix: Any, shape: tuple[int, ...]) -> Balls:
     return [[matrix[i, j] for j in range(shape[1])] for i in range(shape[0])]
 
 
-def _to_float(rows: Balls, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+def _to_float(rows: Balls, columns: int) -> tuple[np.ndarray, np.ndarray]:
     """Midpoints rounded to float64, and radius plus rounding: twice 2**-53 covers float() of a midpoint."""
-    mid = np.array([float(b.mid()) for row in rows for b in row]).reshape(shape)
-    radius = np.array([float(b.rad()) for row in rows for b in row]).reshape(shape)
+    mid = np.array([float(b.mid()) for row in rows for b in row]).reshape(len(rows), columns)
+    radius = np.array([float(b.rad()) for row in rows for b in row]).reshape(mid.shape)
     err = np.where((mid == 0) & (radius == 0), 0.0, 2.0**-52 * np.abs(mid) + 1.001 * radius + 2.0**-1074)
     return mid, err

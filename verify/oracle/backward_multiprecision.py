@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from mpmath.ctx_mp import MPContext
 
-from verify.oracle.backward_reference import Given, Gradients, Problem
+from verify.oracle.backward_reference import Given, Gradients, Problem, chosen
 from verify.oracle.exact import to_integers
 from verify.oracle.multiprecision import WEIGHT_ULPS, _fixed_exp, precision_bits
 
@@ -53,16 +53,17 @@ def gradients(
 ) -> GradientDigits:
     """dq at `rows`, dk and dv at `keys` (all for None). Other arguments as in `backward_float64.gradients`.
 
-    A key costs the weights of every row that sees it. The `_err` bound the distance of the float64 values from the
-    exact ones: their own rounding, and what the fixed-point weights carry into a gradient.
+    A key costs the weights of every row that sees it; with a given LSE, one weight per row. The `_err` bound the
+    distance of the float64 values from the exact ones: their own rounding, and what the fixed-point weights carry into
+    a gradient.
 
     Raises:
         ValueError: shapes disagree, or an input that matters is not finite.
     """
     x = Problem.of(q, k, v, do, scale=scale, visible=visible, dlse=dlse, given=given).finite("backward_multiprecision")
     (nq, nk), d, dv = x.visible.shape, x.q.shape[1], x.v.shape[1]
-    row_index = _index(rows, nq)
-    key_index = _index(keys, nk)
+    row_index = chosen(rows, nq)
+    key_index = chosen(keys, nk)
     wp = precision_bits(digits)
     ctx = MPContext()
     ctx.prec = wp + 40
@@ -75,6 +76,8 @@ def gradients(
         seen = np.flatnonzero(x.visible[i])
         if not len(seen) or not (i in dq or asked[i]):
             continue
+        if i not in dq and x.given is not None:
+            seen = seen[np.isin(seen, key_index)]  # with a given LSE a weight needs no other key
         p, ds = weigh.row(i, seen)
         if i in dq:
             dq[i] = [x.scale * ctx.fdot(zip(ds, map(float, x.k[seen, c]), strict=True)) for c in range(d)]
@@ -157,10 +160,6 @@ class _Weights:
 
 def _fixed(a: int, shift: int) -> int:
     return a << shift if shift >= 0 else a >> -shift
-
-
-def _index(chosen: Iterable[int] | None, n: int) -> np.ndarray:
-    return np.arange(n) if chosen is None else np.asarray(list(chosen), dtype=np.int64)
 
 
 def textbook(

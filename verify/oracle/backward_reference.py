@@ -10,6 +10,7 @@ a kernel read, P = exp(s - lse) and D = rowsum(dO o o) follow from them, and the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,6 +100,18 @@ class Problem:
                 f"{tier}.gradients needs finite inputs; backward_float64.gradients knows the special values"
             )
         return clean
+
+    def part(self, *, rows: np.ndarray | None = None, keys: np.ndarray | None = None) -> Problem:
+        """The same with these rows or keys only. Rows keep their dq; with a given LSE, keys keep their dk and dv."""
+        i, j = chosen(rows, len(self.q)), chosen(keys, len(self.k))
+        given = None if self.given is None else (self.given[0][i], self.given[1][i])
+        q, k, v, visible = self.q[i], self.k[j], self.v[j], self.visible[i][:, j]
+        return Problem(q, k, v, self.do[i], self.dlse[i], visible, self.scale, given)
+
+
+def chosen(index: Iterable[int] | None, n: int) -> np.ndarray:
+    """The chosen indices as an array; all of n for None."""
+    return np.arange(n) if index is None else np.asarray(list(index), dtype=np.int64)
 
 
 def stack_group(*arrays: np.ndarray | None) -> list[np.ndarray | None]:
