@@ -105,6 +105,7 @@ def library(
     *,
     includes: Sequence[Path] = (),
     flags: Sequence[str] = (),
+    runtime_flags: Sequence[str] = (),
     name: str = "kernel.cu",
 ) -> ctypes.CDLL:
     """The loaded library of one CUDA file; the same text, includes and flags give the same library again.
@@ -112,12 +113,13 @@ def library(
     Args:
         source: a file, or the text itself.
         includes: folders searched for what the text includes, after its own.
-        flags: more of them for g++, such as "-DMUTANT=3" or "-fsanitize=undefined".
+        flags: more of them for g++, such as "-DMUTANT=3" or "-fsanitize=undefined"; for the kernel only.
+        runtime_flags: the same for the runtime, which is compiled anew for them.
         name: what findings call a text that is no file.
     Raises:
         RequestError: no g++, or one too old. ToolError: it does not compile.
     """
-    return _load(file(source, includes=includes, flags=flags, name=name))
+    return _load(file(source, includes=includes, flags=flags, runtime_flags=runtime_flags, name=name))
 
 
 def package(folder: Path | str, target: str = "sm80", *, flags: Sequence[str] = ()) -> ctypes.CDLL:
@@ -137,7 +139,12 @@ def _load(path: Path) -> ctypes.CDLL:
 
 
 def file(
-    source: Path | str, *, includes: Sequence[Path] = (), flags: Sequence[str] = (), name: str = "kernel.cu"
+    source: Path | str,
+    *,
+    includes: Sequence[Path] = (),
+    flags: Sequence[str] = (),
+    runtime_flags: Sequence[str] = (),
+    name: str = "kernel.cu",
 ) -> Path:
     """The path of the library that `library` loads; it is compiled if it is not in the cache."""
     chosen = compiler()
@@ -146,7 +153,7 @@ def file(
     own = [source.resolve().parent] if isinstance(source, Path) else []
     folders = [*own, *(Path(one).resolve() for one in includes)]
     command = [chosen.command, *_KERNEL, *chosen.architecture, *flags, *_LINK]
-    objects = runtime(flags=[flag for flag in flags if flag.startswith("-fsanitize")])
+    objects = runtime(flags=runtime_flags)
     texts = [text, *(one.read_text() for one in _included(text, folders)), *_headers()]
     key = _hash([called, chosen.version, *command, *map(str, objects), *texts])
 
