@@ -389,6 +389,27 @@ def io(
     _finish(figures, as_json, out, lambda c: c.print(*traffic.tables(figures)), figures["holds"])
 
 
+@main.command()
+@click.option("--of", default="", help="Comma list: spec, cpu, cpu-amx, sm80, sm80-sync. Default: all that run here.")
+@click.option("--name", "names", multiple=True, help="Only the mutants of this name or catalogue number.")
+@click.option("--sample", type=click.IntRange(1), default=None, help="So many per target, the same at every run.")
+@click.option("--jobs", type=click.IntRange(1), default=None, help="Mutants at a time; default: one per core.")
+@_out
+@_json
+def mutate(
+    of: str, names: tuple[str, ...], sample: int | None, jobs: int | None, out: Path | None, as_json: bool
+) -> None:
+    """Seed one bug at a time into spec and into emitted kernels, and see each one noticed."""
+    from verify.mutate import command
+    from verify.mutate import run as mutation
+    from verify.progress import bar
+
+    with bar("mutate", None) as step:
+        chosen = [word.strip() for word in of.split(",") if word.strip()]
+        figures = mutation.run(chosen, names=names, sample=sample, jobs=jobs, step=step)
+    _finish(figures, as_json, out, lambda c: c.print(*command.tables(figures)), bool(figures["holds"]))
+
+
 @main.command("gpu-session")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the result files.")
 @click.option("--part", "parts", multiple=True, help="One part only; may be repeated. Default: all, in their order.")

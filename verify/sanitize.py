@@ -31,7 +31,7 @@ from rich.table import Table
 from codegen.errors import RequestError, ToolError
 from codegen.problem import Problem
 from verify import guarded, machine, mutants, packages
-from verify.mutants import Mutant
+from verify.mutate.mutant import Mutant
 from verify.progress import Step, silent
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")

@@ -41,8 +41,10 @@ def test_a_mutant_that_changes_nothing_is_an_error():
         mutants.Mutant("nothing", "no change", "text that no kernel has", "").apply(
             rendered.render_package(mutants.host())
         )
-    with pytest.raises(ValueError, match="is nowhere in"):
-        mutants.reference(mutants.Mutant("nothing", "no change", "text that no reference has", ""))
+    with pytest.raises(ValueError, match="is nowhere under"):
+        mutants.hunt_spec(
+            mutants.Mutant("nothing", "no change", "text that no reference has", "", "spec/"), examples=1, seed=0
+        )
 
 
 def test_a_broken_kernel_is_found():
