@@ -89,8 +89,8 @@ def ex2_agrees(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     subnormal results are 0; ex2(-inf) = +0, ex2(+-0) = 1, ex2(+inf) = +inf, NaN stays NaN.
     """
     x, y = np.asarray(x, np.float32), np.asarray(y, np.float32)
-    flushed = np.where(np.abs(x) < SMALLEST_NORMAL, np.float32(0), x).astype(np.float64)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        flushed = np.where(np.abs(x) < SMALLEST_NORMAL, np.float32(0), x).astype(np.float64)
         want = np.exp2(flushed)
         # exp2 of NumPy is within an ulp of float64.
         near = np.abs(y.astype(np.float64) - want) <= want * (EX2_RELATIVE_ERROR + 2.0**-50)

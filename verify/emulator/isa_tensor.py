@@ -7,6 +7,13 @@ Descriptor Format". CUDA Driver API, cuTensorMapEncodeTiled, for the fields of a
 Holds always: written from the manuals, never from a kernel, a wrapper or the emulator. Addresses are bytes from the
 start of shared memory, whose own address is a multiple of 1024, so that a swizzle sees the same bits. Dimension 0 is
 the innermost one.
+
+Four rules of tensor copies are not in the PTX ISA; tests/data shows them on an H200:
+  - Coordinate 0 is a multiple of 16 bytes, else "illegal instruction" (also seen in triton-lang/triton#7385).
+  - No coordinate of a store or reduction is negative (CUDA C++ Programming Guide, "Tensor Memory Accelerator"), else
+    the kernel is stopped.
+  - A store writes whole 16-byte chunks of a row (also seen in triton-lang/triton#11583).
+  - In shared memory, box rows shorter than the swizzle's span lie one span apart; the barrier counts the box alone.
 """
 
 from __future__ import annotations
@@ -56,31 +63,39 @@ class TensorMap:
 
     @property
     def box_bytes(self) -> int:
+        """What a load announces to its barrier."""
         return int(np.prod(self.box)) * self.itemsize
 
-    def rows(self, shared: int, coordinates: tuple[int, ...]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    @property
+    def row_bytes(self) -> int:
+        """From one row of the box to the next in shared memory: rows shorter than the swizzle's span are padded."""
+        return max(self.box[0] * self.itemsize, self.span)
+
+    @property
+    def shared_bytes(self) -> int:
+        """From the first byte of the box in shared memory to behind its last row."""
+        return int(np.prod(self.box[1:], dtype=int)) * self.row_bytes
+
+    def rows(self, shared: int, coordinates: tuple[int, ...]) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """For each row of the box (dimension 0): where its bytes lie in shared memory and in global memory.
 
         Yields:
-            (box[0] * itemsize,) byte addresses of shared memory, and as many of global memory: -1 outside the tensor.
-        The box is dense in shared memory, dimension 0 fastest; then addresses are swizzled.
+            (box[0] * itemsize,) byte addresses of shared memory; as many of global memory; whether they belong to an
+            element inside the tensor.
+        Rows follow each other in shared memory, dimension 1 fastest; then addresses are swizzled.
+        Raises: ValueError when coordinate 0 is not a multiple of 16 bytes.
         """
-        inner = np.arange(self.box[0])
-        column = coordinates[0] + inner
-        per_byte = np.arange(self.itemsize)
-        outer_sizes = self.box[1:]
+        if coordinates[0] * self.itemsize % 16:
+            raise ValueError(f"a box starts at a multiple of 16 bytes of dimension 0, not at element {coordinates[0]}")
+        byte = np.arange(self.box[0] * self.itemsize)
+        column = coordinates[0] + byte // self.itemsize
         # itertools.product moves its last factor fastest: dimension 1 must be the last.
-        for number, outer in enumerate(itertools.product(*(range(n) for n in reversed(outer_sizes)))):
+        for number, outer in enumerate(itertools.product(*(range(n) for n in reversed(self.box[1:])))):
             at = [c + o for c, o in zip(coordinates[1:], reversed(outer), strict=True)]
-            inside = all(0 <= x < n for x, n in zip(at, self.dims[1:], strict=True))
-            start = sum(x * s for x, s in zip(at, self.strides, strict=True))
-            source = np.where(
-                inside & (column >= 0) & (column < self.dims[0]), start + column * self.itemsize, -self.itemsize
-            )
-            place = shared + (number * self.box[0] + inner) * self.itemsize
-            outside = source < 0
-            source_bytes = np.where(outside[:, None], -1, source[:, None] + per_byte)
-            yield swizzle(place[:, None] + per_byte, self.span).ravel(), source_bytes.ravel()
+            row_inside = all(0 <= x < n for x, n in zip(at, self.dims[1:], strict=True))
+            start = sum(x * s for x, s in zip(at, self.strides, strict=True)) + coordinates[0] * self.itemsize
+            place = swizzle(shared + number * self.row_bytes + byte, self.span)
+            yield place, start + byte, row_inside & (column >= 0) & (column < self.dims[0])
 
 
 def tma_load(
@@ -88,26 +103,32 @@ def tma_load(
 ) -> np.ndarray:
     """Shared memory (uint8) after cp.async.bulk.tensor of the box at `coordinates`; zeros outside the tensor."""
     after = memory.copy()
-    for place, source in tensor_map.rows(shared, coordinates):
-        after[place] = np.where(source < 0, 0, tensor[source])
+    for place, source, inside in tensor_map.rows(shared, coordinates):
+        after[place] = np.where(inside, tensor[np.where(inside, source, 0)], 0)
     return after
 
 
 def tma_store(
     memory: np.ndarray, tensor: np.ndarray, tensor_map: TensorMap, shared: int, coordinates: tuple[int, ...]
 ) -> np.ndarray:
-    """The tensor (uint8) after the store of a box; what lies outside the tensor is not written."""
+    """The tensor (uint8) after the store of a box; what lies outside the tensor is not written, but for one rest:
+    the 16 bytes that hold the last element of a row are written whole, also behind that element.
+
+    Raises: ValueError when a coordinate is negative.
+    """
+    if min(coordinates) < 0:
+        raise ValueError(f"a box that is stored starts inside the tensor, not at {coordinates}")
     after = tensor.copy()
-    for place, target in tensor_map.rows(shared, coordinates):
-        inside = target >= 0
-        after[target[inside]] = memory[place[inside]]
+    for place, target, inside in tensor_map.rows(shared, coordinates):
+        written = np.repeat(inside.reshape(-1, 16).any(axis=1), 16)
+        after[target[written]] = memory[place[written]]
     return after
 
 
 def tma_reduce_add_f32(
     memory: np.ndarray, tensor: np.ndarray, tensor_map: TensorMap, shared: int, coordinates: tuple[int, ...]
 ) -> np.ndarray:
-    """The tensor (uint8) of float32 after cp.reduce.async.bulk.tensor.add: each inside element grows by the box's."""
+    """The tensor (uint8) of float32 after cp.reduce.async.bulk.tensor.add: what a store writes is added instead."""
     addend = tma_store(memory, np.zeros_like(tensor), tensor_map, shared, coordinates)
     return (tensor.view(np.float32) + addend.view(np.float32)).view(np.uint8)
 
@@ -152,9 +173,7 @@ def read_operand(memory: np.ndarray, descriptor: int, rows: int, k: int = 16, *,
     return memory[address].astype(np.uint16) | memory[address + 1].astype(np.uint16) << np.uint16(8)
 
 
-def write_operand(
-    memory: np.ndarray, descriptor: int, matrix: np.ndarray, *, k_major: bool
-) -> np.ndarray:
+def write_operand(memory: np.ndarray, descriptor: int, matrix: np.ndarray, *, k_major: bool) -> np.ndarray:
     """Shared memory (uint8) in which the operand of the descriptor is `matrix` (rows, k) of 16-bit patterns."""
     after = memory.copy()
     address = operand_addresses(descriptor, *matrix.shape, k_major=k_major)
