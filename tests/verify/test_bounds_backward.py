@@ -52,7 +52,19 @@ def gradient_of_loss(x, seed, *, kind="normal", dlse=True):
 
 
 def judge(
-    x, do, dlse, model, br, bc, *, heads=1, errors=SOUND, kernel=BackwardKernel, seen_by_kernel=None, modes=("stage",)
+    x,
+    do,
+    dlse,
+    model,
+    br,
+    bc,
+    *,
+    heads=1,
+    errors=SOUND,
+    kernel=BackwardKernel,
+    seen_by_kernel=None,
+    model_of_bound=None,
+    modes=("stage",),
 ):
     """Largest error/bound of dq, dk and dv per mode; None where the mode is outside the domain."""
     arrays = {"scale": x.scale, "visible": x.mask}
@@ -66,7 +78,7 @@ def judge(
     found = []
     for mode in modes:
         same = {**arrays, "dlse": dlse, "given": given if mode == "stage" else None}
-        bound = backward(*x, do, **same, model=model, br=br, bc=bc, heads=heads)
+        bound = backward(*x, do, **same, model=model_of_bound or model, br=br, bc=bc, heads=heads)
         if outside_backward_domain(*x, do, **same, model=model, bound=bound) is not None:
             found.append(None)
             continue
@@ -109,6 +121,47 @@ def test_the_smallest_problems_are_within_the_bounds(name, dtype):
             do, dlse = gradient_of_loss(x, nq)
             for found in judge(x, do, dlse, model, 16, 16, modes=("stage", "end")):
                 assert max(found) <= 1.0
+
+
+@pytest.mark.parametrize(
+    "change, name, dtype, family, shape",
+    [
+        ({"ds_unit": 0.0}, "mma_sm80", "bf16", "gaussian", (2, 40, 16, 8)),
+        ({"ds_tiny": 0.0}, "mma_sm80", "fp16", "late_max", (1, 30, 8, 2)),
+        ({"out_format": None}, "fma_f32", "bf16", "gaussian", (2, 40, 16, 8)),
+        ({"p_unit": 0.0}, "mma_sm80", "bf16", "gaussian", (1, 40, 16, 8)),
+        ({"p_tiny": 0.0}, "mma_sm80", "fp16", "late_max", (1, 30, 8, 2)),
+        ({"exp2_error": 1e-9}, "fma_f32", "float32", "odd_scale", (1, 1, 1, 1)),
+        ({"exp2_flush": 0.0}, "fma_f32", "float32", "deep_gap", (1, 30, 8, 2)),
+        ({"dropped": 0.0}, "amx_fp16_planes", "fp16", "late_max", (1, 1, 8, 1)),
+        ({"operation_tiny": 0.0}, "mma_sm80", "bf16", "subnormal_values", (1, 1, 1, 1)),
+    ],
+    ids=lambda change: next(iter(change)) if isinstance(change, dict) else "",
+)
+def test_a_model_that_understates_the_kernel_is_found_out(change, name, dtype, family, shape):
+    path = arithmetic.model(name, dtype, debug="out_format" not in change)
+    model, fields = backward_model(path), vars(backward_model(path))
+    low = replace(model, **change) if next(iter(change)) in fields else replace(model, path=replace(path, **change))
+    most = {"sound": 0.0, "low": 0.0}
+    for seed, kind, direction in [(s, k, d) for s in range(3) for k in ("normal", "aligned") for d in ("low", "high")]:
+        x = inputs.FAMILIES[family](*shape, dtype=dtype, seed=seed)
+        do, dlse = gradient_of_loss(x, seed + 1, kind=kind)
+        for which, used in (("sound", model), ("low", low)):
+            errors = simulator.Errors(direction, seed)
+            found = judge(x, do, dlse, model, 16, 16, errors=errors, model_of_bound=used)[0]
+            most[which] = max(most[which], *found)
+    assert most["sound"] <= 1.0 < most["low"]
+
+
+def test_the_roundings_of_the_exponent_are_needed():
+    """Logits of -50 to -100 and one key: P is 1 up to them, v = 0 leaves no other error of size |s|."""
+    q = round_to(-1.0 - np.random.default_rng(0).random((400, 1)), "float32")
+    x = inputs.Inputs("", "float32", q, np.array([[512.0]]), np.zeros((1, 1)), scale=0.1)
+    do, dlse = np.ones((400, 1)), np.ones(400)
+    model = backward_model(arithmetic.model("fma_f32", "float32"))
+    low = replace(model, s_roundings=0, lse_roundings=0)
+    assert 0.4 < max(judge(x, do, dlse, model, 16, 16)[0]) <= 1.0
+    assert max(judge(x, do, dlse, model, 16, 16, model_of_bound=low)[0]) > 1.5
 
 
 @pytest.mark.parametrize("family", ["gaussian", "late_max", "huge_logits", "mixed_scales", "random_mask"])
