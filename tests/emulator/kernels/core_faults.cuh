@@ -1,4 +1,4 @@
-// core_faults.cuh: how the kernels with planted faults are launched. `name<true>` has the fault, `name<false>` is right.
+// core_faults.cuh: how kernels with planted faults are launched: `name<true>` has the fault, `name<false>` is right.
 //
 // Lines that a finding must name end in `// [name]`.
 #pragma once
@@ -31,4 +31,3 @@ __device__ inline void zero_shared() {
   for (int i = 0; i < 4; ++i) st_shared_b32(own + 4 * i, 0);
   __syncthreads();
 }
-

@@ -61,15 +61,15 @@ template <bool kFault>
 __global__ void output_written_twice(const Params p) {
   for (int i = threadIdx.x; i < 1024; i += 32) {
     float* to = reinterpret_cast<float*>(p.out) + i;
-    st_global_f32(to, 1.f);  // [output_written_twice]
-    if (kFault && i == 77)
-      st_global_f32(to, 2.f);  // [output_written_twice]
+    st_global_f32(to, 1.f);                         // [output_written_twice]
+    if (kFault && i == 77) st_global_f32(to, 2.f);  // [output_written_twice]
   }
 }
 
 template <bool kFault>
 __global__ void output_not_written(const Params p) {
-  for (int i = threadIdx.x; i < (kFault ? 1000 : 1024); i += 32) st_global_f32(reinterpret_cast<float*>(p.out) + i, 1.f);
+  for (int i = threadIdx.x; i < (kFault ? 1000 : 1024); i += 32)
+    st_global_f32(reinterpret_cast<float*>(p.out) + i, 1.f);
 }
 
 // Rows of 100 bytes, 128 bytes apart.

@@ -47,7 +47,8 @@ struct Site {
 #define EMU_SITE const char *emu_file = __builtin_FILE(), int emu_line = __builtin_LINE()  // last parameter of a twin
 #define EMU_HERE (::emu::Site{emu_file, emu_line})                                         // in its body
 
-void barrier_sync(int id, int threads, const char* what, Site site);  // threads < 0: all of the block that have not exited
+// threads < 0: all threads of the block that have not exited.
+void barrier_sync(int id, int threads, const char* what, Site site);
 void barrier_arrive(int id, int threads, const char* what, Site site);
 void syncwarp(uint32_t mask, Site site);
 // The value of lane `source`; of the caller where `source` is outside of the mask.
@@ -107,7 +108,13 @@ inline float __uint_as_float(uint32_t bits) {
 
 // ---- Host functions
 
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2, cudaErrorLaunchFailure = 719, cudaErrorNotSupported = 801 };
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
+  cudaErrorLaunchFailure = 719,
+  cudaErrorNotSupported = 801
+};
 typedef struct emu_stream* cudaStream_t;
 typedef struct emu_event* cudaEvent_t;
 
@@ -139,7 +146,8 @@ cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int value) {
 }
 
 template <typename... Parameters, typename... Arguments>
-cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Arguments&&... arguments) {
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
+                               Arguments&&... arguments) {
   for (unsigned i = 0; i < config->numAttrs; ++i) {
     const cudaLaunchAttribute& attribute = config->attrs[i];
     const auto& cluster = attribute.val.clusterDim;

@@ -1,7 +1,7 @@
 // arithmetic.cpp: how the matrix units add, and the approximate functions and conversions.
 //
-// Products of two 16-bit numbers are exact in float32 (barring underflow), so a model is an order of additions and where
-// they round. The PTX ISA leaves both open: results may depend on the model only within the bounds of the tests.
+// Products of two 16-bit numbers are exact in float32 (barring underflow), so a model is an order of additions and
+// where they round. The PTX ISA leaves both open: results may depend on the model only within the bounds of the tests.
 // Source of the truncating model: Fasi, Higham, Mikaitis, Pranesh (PeerJ CS 7:e330, 2021); arXiv:2512.07004.
 #include <cmath>
 #include <cstring>

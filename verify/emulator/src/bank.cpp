@@ -1,9 +1,9 @@
 // bank.cpp: bank conflicts of shared-memory accesses, as wavefronts per phase: 1.00 is free of conflicts.
 //
-// Shared memory has 32 banks of 4 bytes. One access of a warp runs in phases: 8 rows of one ldmatrix matrix, or 32 lanes
-// with 4 bytes, 16 with 8, 8 with 16. A phase takes as many wavefronts as the most loaded bank has different words.
-// Which scalar accesses of the lanes belong together is known when the lanes meet again: the k-th of each lane from
-// the same line. For cp.async the same rule is applied to its writes.
+// Shared memory has 32 banks of 4 bytes. One access of a warp runs in phases: 8 rows of one ldmatrix matrix, or 32
+// lanes with 4 bytes, 16 with 8, 8 with 16. A phase takes as many wavefronts as the most loaded bank has different
+// words. Which scalar accesses of the lanes belong together is known when the lanes meet again: the k-th of each lane
+// from the same line. For cp.async the same rule is applied to its writes.
 // Source: CUDA C++ Programming Guide, "Shared Memory" of compute capability 5.x and later.
 #include <algorithm>
 #include <cstring>

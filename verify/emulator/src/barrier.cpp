@@ -2,7 +2,7 @@
 //
 // Source: PTX ISA, "bar.sync, bar.arrive": a phase ends when as many threads have arrived as its count says; the count
 // is a multiple of the warp size; `aligned` means that the lanes of a warp execute the same instruction.
-// bar.sync gives and takes what is known, bar.arrive only gives. A thread that exits no longer counts for __syncthreads.
+// bar.sync gives and takes what is known, bar.arrive only gives. An exited thread no longer counts for __syncthreads.
 #include <cstring>
 
 #include "runtime.h"
@@ -68,8 +68,8 @@ Barrier& arrive(int id, int threads, const char* what, Site site) {
     barrier.whole_block = threads < 0;
   } else if (barrier.expected != expected) {
     fatal("barrier-count-mismatch", site, barrier.first, &thread,
-          "%s brings the count %d to barrier %d, of which this phase began with %d at %s", name(thread).c_str(), expected,
-          id, barrier.expected, place(barrier.first).c_str());
+          "%s brings the count %d to barrier %d, of which this phase began with %d at %s", name(thread).c_str(),
+          expected, id, barrier.expected, place(barrier.first).c_str());
   }
   Site& of_warp = barrier.of_warp[thread.warp];
   if (!of_warp.file)

@@ -75,9 +75,12 @@ void block_start() {
 int thread_component(int thread) { return thread; }
 int wgmma_component(int warp) { return thread_count + warp; }
 
+// There is room for kMaxMbarriers and one bulk-store agent per thread, each of them made once in a block.
 int new_component(Agent agent, int index) {
+  if (int(components.size()) == capacity)
+    fatal("emulator-limit", {}, {}, self, "the block has more than %d mbarriers", kMaxMbarriers);
   components.push_back({agent, index});
-  used = std::min(capacity, rounded_up(int(components.size())));
+  used = rounded_up(int(components.size()));
   return int(components.size()) - 1;
 }
 
@@ -85,10 +88,14 @@ std::string component_name(int component) {
   if (component < 0 || component >= int(components.size())) return "nobody";
   const Component& one = components[component];
   switch (one.agent) {
-    case Agent::thread: return name(thread_at(one.index));
-    case Agent::wgmma: return "wgmma of warp " + std::to_string(one.index);
-    case Agent::mbarrier: return "a bulk load of mbarrier " + std::to_string(one.index);
-    case Agent::bulk_store: return "a bulk store of " + name(thread_at(one.index));
+    case Agent::thread:
+      return name(thread_at(one.index));
+    case Agent::wgmma:
+      return "wgmma of warp " + std::to_string(one.index);
+    case Agent::mbarrier:
+      return "a bulk load of mbarrier " + std::to_string(one.index);
+    case Agent::bulk_store:
+      return "a bulk store of " + name(thread_at(one.index));
   }
   return "nobody";
 }

@@ -49,7 +49,8 @@ std::string describe_meeting(const Wait& wait) {
   if (!one) return "complete";
   std::string lanes;
   for (int lane = 0; lane < 32; ++lane)
-    if (one->mask >> lane & 1 && !(one->arrived >> lane & 1)) lanes += (lanes.empty() ? "" : ", ") + std::to_string(lane);
+    if (one->mask >> lane & 1 && !(one->arrived >> lane & 1))
+      lanes += (lanes.empty() ? "" : ", ") + std::to_string(lane);
   return "warp " + std::to_string(wait.object) + " misses lanes " + lanes;
 }
 
@@ -82,8 +83,8 @@ void thread_exit(Thread& thread) {
   const Meeting* one = find_meeting(meetings[thread.warp], 1u << thread.lane);
   if (one)
     finding("exited-lane-in-mask", one->site, {}, &thread,
-            "%s exits while other lanes of its warp wait for it in %s, whose mask 0x%08x names it", name(thread).c_str(),
-            one->what, one->mask);
+            "%s exits while other lanes of its warp wait for it in %s, whose mask 0x%08x names it",
+            name(thread).c_str(), one->what, one->mask);
 }
 
 struct Shuffle {
@@ -139,8 +140,7 @@ void warp_joins_group(Warp& warp, void* const* operands, uint32_t) {
           "warp %d executes %s while another warp of its warpgroup is in %s at %s", warp.id, first.what, group.what,
           place(group.site).c_str());
   }
-  for (int lane = 0; lane < 32; ++lane)
-    group.operands[warp.id % 4 * 32 + lane] = operands[lane];
+  for (int lane = 0; lane < 32; ++lane) group.operands[warp.id % 4 * 32 + lane] = operands[lane];
   if (++group.arrived < 4) return;
   group.arrived = 0;
   void* passed[128];

@@ -78,7 +78,8 @@ emu_switch_stack:
 
 namespace emu {
 
-constexpr size_t kStackBytes = 256 * 1024, kGuardBytes = 64 * 1024;  // the guard is a multiple of every page size in use
+constexpr size_t kStackBytes = 256 * 1024;
+constexpr size_t kGuardBytes = 64 * 1024;  // a multiple of every page size in use
 
 size_t stack_bytes() { return kStackBytes; }
 

@@ -21,7 +21,7 @@ struct Copy {
 using Group = std::vector<Copy>;
 
 struct Pending {
-  Group open;              // not committed yet
+  Group open;                // not committed yet
   std::deque<Group> groups;  // oldest first
 };
 Pending pending[kMaxThreads];

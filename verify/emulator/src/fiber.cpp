@@ -1,7 +1,7 @@
 // fiber.cpp: one fiber per CUDA thread, the scheduler, and the report of a deadlock.
 //
-// A fiber runs until it must wait; then a ready lane of the same warp continues, else another warp. Ready lanes are bits:
-// a warp is ready iff one of its lanes is. Which of several ready ones comes next is Config::order.
+// A fiber runs until it must wait; then a ready lane of the same warp continues, else another warp. Ready lanes are
+// bits: a warp is ready iff one of its lanes is. Which of several ready ones comes next is Config::order.
 // Holds: `self`, threadIdx and the running stack belong to the same thread.
 #include <map>
 #include <tuple>
@@ -71,46 +71,43 @@ void run(Thread& next) {
   ++counters.switches;
 }
 
-// One group of threads that wait for the same thing at the same place.
+// Threads that wait for the same thing at the same place.
 struct Group {
   int count = 0;
   const Thread* first = nullptr;
 };
 
+std::string sentence_of(const Group& group) {
+  const Wait& wait = group.first->wait;
+  std::string text = group.count == 1
+                         ? name(*group.first) + " waits"
+                         : std::to_string(group.count) + " threads, the first is " + name(*group.first) + ", wait";
+  text += std::string(" in ") + wait.what + " at " + place(wait.site);
+  return wait.describe ? text + " (" + wait.describe(wait) + ")" : text;
+}
+
 void report_deadlock() {
-  std::map<std::tuple<std::string, int, std::string, uint32_t, uint32_t>, Group> groups;
+  using Key = std::tuple<std::string, int, std::string, uint32_t, uint32_t>;  // file, line, what, object, detail
+  std::map<Key, Group> groups;
   for (int i = 0; i < thread_count; ++i) {
-    const Thread& thread = threads[i];
-    if (thread.done) continue;
-    const Wait& wait = thread.wait;
+    if (threads[i].done) continue;
+    const Wait& wait = threads[i].wait;
     Group& group = groups[{wait.site.file ? wait.site.file : "", wait.site.line, wait.what, wait.object, wait.detail}];
-    if (group.count++ == 0) group.first = &thread;
+    if (group.count++ == 0) group.first = &threads[i];
   }
   std::string text;
-  Site at, other;
-  const Thread* thread = nullptr;
+  std::vector<const Thread*> firsts;
   for (const auto& [key, group] : groups) {
-    const Wait& wait = group.first->wait;
-    if (!thread) {
-      at = wait.site;
-      thread = group.first;
-    } else if (!other.file) {
-      other = wait.site;
-    }
-    text += (text.empty() ? "" : "; ") + std::to_string(group.count) + (group.count == 1 ? " thread" : " threads") +
-            (group.count == 1 ? " (" : ", the first is ") + name(*group.first) + (group.count == 1 ? "), " : ", ") +
-            (group.count == 1 ? "waits in " : "wait in ") + wait.what + " at " + place(wait.site);
-    if (wait.describe) text += " (" + wait.describe(wait) + ")";
+    text += (text.empty() ? "" : "; ") + sentence_of(group);
+    firsts.push_back(group.first);
   }
-  fatal("deadlock", at, other, thread, "no thread of the block can run: %s", text.c_str());
+  const Site other = firsts.size() > 1 ? firsts[1]->wait.site : Site{};
+  fatal("deadlock", firsts[0]->wait.site, other, firsts[0], "no thread of the block can run: %s", text.c_str());
 }
 
 void leave_to_next(Thread& from) {
   Thread* next = next_thread();
-  if (!next) {
-    report_deadlock();
-    abandon_block();
-  }
+  if (!next) report_deadlock();
   if (next == &from) return;
   run(*next);
   switch_context(fibers[from.linear].context, fibers[next->linear].context);

@@ -88,8 +88,8 @@ void ldmatrix(uint32_t* registers, uint32_t row, int matrices, bool transposed, 
 
 void mma_m16n8k16(float* d, const uint32_t* a, uint32_t b0, uint32_t b1, bool bf16, Site site) {
   Product own = {d, a, {b0, b1}};
-  collective(bf16 ? "mma.sync (bf16)" : "mma.sync (f16)", kFullMask, &own, bf16 ? multiply<from_bf16> : multiply<from_f16>,
-             site);
+  collective(bf16 ? "mma.sync (bf16)" : "mma.sync (f16)", kFullMask, &own,
+             bf16 ? multiply<from_bf16> : multiply<from_f16>, site);
 }
 
 }  // namespace emu

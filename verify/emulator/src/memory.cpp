@@ -1,9 +1,10 @@
 // memory.cpp: global memory: the tensors that a kernel may touch, their traffic, and who wrote each element.
 //
 // Every access must lie inside one registered tensor. Bytes are counted as the kernel asks for them; caches are not
-// modelled. Writes are kept per 2 bytes, the smallest element: of an output, each must be written exactly once; and what
-// one block writes, another may write or read in the same launch only by atomics or behind a counter that both touch.
-// Holds: blocks run one after the other, so an earlier write in the record is by a block that has ended, or by this one.
+// modelled. Writes are kept per 2 bytes, the smallest element: of an output, each must be written exactly once; and
+// what one block writes, another may write or read in the same launch only by atomics or behind a counter that both
+// touch.
+// Holds: blocks run one after the other: an earlier write in the record is by a block that has ended, or by this one.
 #include <algorithm>
 #include <cstring>
 #include <unordered_map>
@@ -44,8 +45,8 @@ std::vector<Tensor> tensors;
 size_t last_hit = 0;
 uint32_t launch_number = 0, block_rank = 0;
 
-using Blocks = std::vector<bool>;  // by rank
-Blocks known_blocks;               // those that the running block is ordered after
+using Blocks = std::vector<bool>;                  // by rank
+Blocks known_blocks;                               // those that the running block is ordered after
 std::unordered_map<const void*, Blocks> known_at;  // what a counter passes on
 
 void launch_start() {
@@ -91,8 +92,9 @@ Tensor& checked_tensor(const void* address, size_t bytes, size_t alignment, cons
           name(*self).c_str(), what, address, alignment);
   Tensor* tensor = find_tensor(address, bytes);
   if (!tensor)
-    fatal("global-out-of-bounds", site, {}, self, "%s (%s) touches %zu bytes of global memory outside of every tensor: %s",
-          name(*self).c_str(), what, bytes, nearest(static_cast<const char*>(address)).c_str());
+    fatal("global-out-of-bounds", site, {}, self,
+          "%s (%s) touches %zu bytes of global memory outside of every tensor: %s", name(*self).c_str(), what, bytes,
+          nearest(static_cast<const char*>(address)).c_str());
   return *tensor;
 }
 
@@ -106,7 +108,8 @@ void expect(Tensor& tensor, const Rows& rows) {
     char* row = rows.base;
     for (size_t k = 0; k < index.size(); ++k) row += index[k] * rows.strides[k];
     const size_t end = (row + rows.row_bytes - tensor.base + kGranule - 1) / kGranule;
-    for (size_t i = granule_of(tensor, row); i < end && i < tensor.granules.size(); ++i) tensor.granules[i].expected = true;
+    for (size_t i = granule_of(tensor, row); i < end && i < tensor.granules.size(); ++i)
+      tensor.granules[i].expected = true;
     size_t k = index.size();
     while (k > 0 && ++index[k - 1] == rows.sizes[k - 1]) index[--k] = 0;
     if (k == 0) return;
@@ -133,8 +136,8 @@ bool check_write(const Tensor& tensor, const Granule& granule, const char* addre
                  bool atomic) {
   const Site other = granule.launch ? site_of(granule.site) : Site{};
   if (is_output(tensor) && !granule.expected) {
-    finding("written-outside", site, {}, self, "%s (%s) writes %s, which is no element of the output", name(*self).c_str(),
-            what, element_name(tensor, address).c_str());
+    finding("written-outside", site, {}, self, "%s (%s) writes %s, which is no element of the output",
+            name(*self).c_str(), what, element_name(tensor, address).c_str());
     return false;
   }
   if (granule.launch == 0) return true;
@@ -269,8 +272,9 @@ int emu_check_outputs() {
       }
     if (!missing) continue;
     ++found;
-    emu::finding("not-written", {}, {}, nullptr, "%zu bytes of the output '%s' were never written, the first at byte %zu",
-                 missing * emu::kGranule, one.name.c_str(), first * emu::kGranule);
+    emu::finding("not-written", {}, {}, nullptr,
+                 "%zu bytes of the output '%s' were never written, the first at byte %zu", missing * emu::kGranule,
+                 one.name.c_str(), first * emu::kGranule);
   }
   return found;
 }

@@ -133,7 +133,9 @@ size_t give(const std::string& text, char* buffer, size_t n) {
 
 std::string name(const Thread& thread) { return "thread " + std::to_string(thread.linear); }
 
-std::string place(Site site) { return site.file ? file_name(site) + ":" + std::to_string(site.line) : "an unknown line"; }
+std::string place(Site site) {
+  return site.file ? file_name(site) + ":" + std::to_string(site.line) : "an unknown line";
+}
 
 std::string shared_name(uint32_t address) {
   char text[48];
@@ -143,7 +145,8 @@ std::string shared_name(uint32_t address) {
 }
 
 uint16_t site_id(Site site) {
-  CachedSite& cached = cached_sites[(uint32_t(site.line) ^ uint32_t(reinterpret_cast<uintptr_t>(site.file) >> 3)) % 1024];
+  CachedSite& cached =
+      cached_sites[(uint32_t(site.line) ^ uint32_t(reinterpret_cast<uintptr_t>(site.file) >> 3)) % 1024];
   if (cached.file == site.file && cached.line == site.line) return cached.id;
   size_t id = 1;
   while (id < sites.size() && (sites[id].file != site.file || sites[id].line != site.line)) ++id;

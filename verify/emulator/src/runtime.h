@@ -72,7 +72,7 @@ void join(Clocks into, Clocks from);  // entry by entry the larger one
 struct Wait {
   const char* what = nullptr;  // "__syncthreads", "mbarrier.try_wait"
   Site site;
-  uint32_t object = 0, detail = 0;  // barrier id or shared address; parity: threads that differ in them are reported apart
+  uint32_t object = 0, detail = 0;  // such as barrier id, parity: threads that differ in them are reported apart
   std::string (*describe)(const Wait&) = nullptr;
 };
 
@@ -110,7 +110,7 @@ bool start_threads(dim3 block);
 void run_threads(const std::function<void()>& body);
 
 // Edges of happens-before; all do nothing when config.check is off.
-void release(Thread& thread, Clocks into);                   // into joins the thread's clocks; the thread's time advances
+void release(Thread& thread, Clocks into);                   // `into` joins the thread's clocks; its own time advances
 void acquire(Thread& thread, Clocks from);                   // the thread's clocks join `from`
 void learn(Thread& thread, int component, uint32_t time);    // e.g. after wgmma.wait_group: the agent's reads are done
 void fence_proxy(Thread& thread);                            // fence.proxy.async: fenced = order
@@ -130,8 +130,8 @@ void warpgroup_collective(const char* what, void* operands, WarpgroupAction acti
 
 // ---- Arithmetic of the matrix units (arithmetic.cpp)
 
-// d (16 x n) += a (16 x 16) b (16 x n), row-major, n a multiple of 8. Option "mma": 0 float32, k ascending; 1 exact sum,
-// rounded once; 2 products aligned to the largest exponent and truncated, as the hardware does.
+// d (16 x n) += a (16 x 16) b (16 x n), row-major, n a multiple of 8. Option "mma": 0 float32, k ascending; 1 exact
+// sum, rounded once; 2 products aligned to the largest exponent and truncated, as the hardware does.
 void accumulate_16(float* d, const float* a, const float* b, int n);
 inline float from_bf16(uint32_t bits) {
   uint32_t wide = bits << 16;
@@ -224,7 +224,7 @@ Site site_of(uint16_t id);
 struct Topic {
   void (*launch_start)();         // options are read here
   void (*block_start)();          // before the first thread runs: forget the last block
-  void (*thread_exit)(Thread&);   // by the thread itself, while it is still alive
+  void (*thread_exit)(Thread&);  // by the thread itself, while it is still alive
   void (*thread_left)(Thread&);   // by the thread itself, when it no longer counts: others may now be complete
   void (*block_exit)();           // after the last thread; self is null
   bool (*progress)();             // no thread can run (or, Timing::random, a draw): complete something; true if it did

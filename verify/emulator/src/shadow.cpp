@@ -1,11 +1,11 @@
 // shadow.cpp: the shared memory of a block, and beside it who wrote and who read each part of it, when and where.
 //
-// Every access is compared with the earlier ones that it must be ordered after: a read with the last write, a write with
-// the last write and all reads since. Races are found by the clocks, whatever the order in which the fibers happened to
-// run. Writes are kept per 4 bytes; reads per 16 bytes, or per 4 for narrow ones.
+// Every access is compared with the earlier ones that it must be ordered after: a read with the last write, a write
+// with the last write and all reads since. Races are found by the clocks, whatever the order in which the fibers
+// happened to run. Writes are kept per 4 bytes; reads per 16 bytes, or per 4 for narrow ones.
 // Source: FastTrack (PLDI 2009): of reads only those are kept that no later read is ordered after.
 //
-// Holds: two reads in one list are of different components, and neither reader knew of the other.
+// Holds: two reads in one list are of different components, and neither reader knew of the other's read.
 #include <cstring>
 
 #include "runtime.h"
@@ -54,13 +54,22 @@ void block_start() {
 }
 
 void remember(uint32_t& list, const Record& read, const uint32_t* order) {
-  for (uint32_t at = list; at; at = nodes[at].next) {
-    const Record& earlier = nodes[at].read;
-    if (order[earlier.component] >= earlier.time || earlier.component == read.component) {
-      nodes[at].read = read;  // whoever is ordered after this read is ordered after the earlier one
-      return;
+  bool is_kept = false;
+  for (uint32_t* link = &list; *link;) {
+    Node& node = nodes[*link];
+    const bool is_implied = order[node.read.component] >= node.read.time || node.read.component == read.component;
+    if (is_implied && is_kept) {
+      const uint32_t unlinked = *link;
+      *link = node.next;
+      node.next = free_nodes;
+      free_nodes = unlinked;
+      continue;
     }
+    if (is_implied) node.read = read;  // whoever is ordered after this read is ordered after the earlier one
+    is_kept = is_kept || is_implied;
+    link = &node.next;
   }
+  if (is_kept) return;
   uint32_t made = free_nodes;
   if (made) {
     free_nodes = nodes[made].next;
@@ -91,7 +100,9 @@ const Record* unordered_read(uint32_t list, const Access& access) {
 std::string who(const Access& access) { return name(*access.thread) + " (" + access.what + ")"; }
 
 // What the earlier write is called: "thread 5 wrote it at k.cu:12".
-std::string writer(const Record& write) { return component_name(write.component) + " wrote at " + place(site_of(write.site)); }
+std::string writer(const Record& write) {
+  return component_name(write.component) + " wrote at " + place(site_of(write.site));
+}
 
 void report_unordered_write(const Record& write, uint32_t word, const Access& access, const char* verb) {
   const Site other = site_of(write.site);
@@ -101,8 +112,8 @@ void report_unordered_write(const Record& write, uint32_t word, const Access& ac
             "%s %s %s while the asynchronous copy that %s issued at %s is in flight: nothing waited for it",
             who(access).c_str(), verb, where.c_str(), component_name(write.component).c_str(), place(other).c_str());
   else
-    finding("race", access.site, other, access.thread, "%s %s %s, which %s, and nothing orders the two", who(access).c_str(),
-            verb, where.c_str(), writer(write).c_str());
+    finding("race", access.site, other, access.thread, "%s %s %s, which %s, and nothing orders the two",
+            who(access).c_str(), verb, where.c_str(), writer(write).c_str());
 }
 
 // False after a finding.
@@ -113,8 +124,8 @@ bool check_against_write(const Record& write, uint32_t word, const Access& acces
   }
   if (access.fenced && write.component < thread_count && access.fenced[write.component] < write.time) {
     finding("missing-proxy-fence", access.site, site_of(write.site), access.thread,
-            "%s %s %s through the asynchronous proxy, which %s, and no fence.proxy.async lies between", who(access).c_str(),
-            verb, shared_name(address_of(word)).c_str(), writer(write).c_str());
+            "%s %s %s through the asynchronous proxy, which %s, and no fence.proxy.async lies between",
+            who(access).c_str(), verb, shared_name(address_of(word)).c_str(), writer(write).c_str());
     return false;
   }
   return true;
@@ -140,8 +151,8 @@ void check_shared(uint32_t address, uint32_t bytes, uint32_t alignment, const ch
     fatal("shared-out-of-bounds", site, {}, &thread, "%s (%s) touches %u bytes at %s, but the block has %u",
           name(thread).c_str(), what, bytes, shared_name(address).c_str(), shared_size);
   if (address % alignment)
-    fatal("shared-misaligned", site, {}, &thread, "%s (%s) touches %s, which is not a multiple of %u", name(thread).c_str(),
-          what, shared_name(address).c_str(), alignment);
+    fatal("shared-misaligned", site, {}, &thread, "%s (%s) touches %s, which is not a multiple of %u",
+          name(thread).c_str(), what, shared_name(address).c_str(), alignment);
 }
 
 void shared_read(uint32_t address, uint32_t bytes, const Access& access) {

@@ -1,4 +1,6 @@
-// topics.cpp: the topics of the runtime, in the order in which their hooks are called. Clocks come first: others keep some.
+// topics.cpp: the topics of the runtime, in the order in which their hooks are called.
+//
+// Clocks come first: the other topics keep some.
 #include "hopper.h"
 #include "runtime.h"
 
