@@ -312,7 +312,7 @@ def _io(item: Figures) -> str:
 def _ptxas(item: Figures) -> str:
     from verify import ptxas
 
-    rows = ptxas.rows(item)
+    rows = [[f"`{what}`" if "<" in what else what, *figures] for what, *figures in ptxas.rows(item)]
     found = f"{len(item['findings'])} findings"
     return f"{_table(ptxas.HEAD, rows)}\n\nnvcc {item['nvcc']}; {found}. {_source(item)}"
 
