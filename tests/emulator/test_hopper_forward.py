@@ -143,6 +143,13 @@ def test_results_are_the_same_without_the_checker():
         assert_exact("hopper_forward_d64", q, k, v, False, schedule, check=False)
 
 
+def test_an_increase_to_fewer_registers_than_stated_is_found():
+    q, k, v = inputs(10, 1, 64, 64, 64)
+    done, _, _ = run("hopper_forward_d64", q, k, v, False, SCHEDULES[0], options=[("registers_per_thread", 248)])
+    assert [one.kind for one in done.findings] == ["setmaxnreg"]
+    assert "setmaxnreg.inc to 240" in done.findings[0].sentence and "has 248" in done.findings[0].sentence
+
+
 # ---- Reductions
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.emulator import hopper
-from verify.emulator.emulator import SCHEDULES, Schedule, guarded, guarded_copy
+from verify.emulator import build
+from verify.emulator.emulator import SCHEDULES, Emulator, Schedule, guarded, guarded_copy
 
 RELAY, ECHO, FRAGMENTS, INTEGERS = range(4)
 NAME = "hopper_groups"
@@ -65,6 +66,33 @@ def test_votes_shuffles_and_maxima(choice):
     np.testing.assert_array_equal(output[:32].view(np.int32), np.maximum(np.maximum(3 * lane - 40, 17 - lane), choice))
     np.testing.assert_array_equal(output[32:64], (lane ^ 5) | (0x80000000 if 0 <= choice < 32 else 0))
     assert (output[64:96].view(np.float32) == -1.5).all()
+
+
+# ---- The host's side
+
+HOST = """#include <cuda.h>
+extern "C" int processors(int device) {
+  int count = -1;
+  return cudaGetDevice(&count) == cudaSuccess && count == 0 &&
+         cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess ? count : -1;
+}
+extern "C" int entry_point(const char* name, int version) {
+  void* function = &function;
+  cudaDriverEntryPointQueryResult status;
+  if (cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &status) != cudaSuccess) return -1;
+  return status == cudaDriverEntryPointSuccess ? (function ? 0 : -2) : (function ? -3 : status);
+}
+"""
+
+
+def test_the_host_finds_the_encoder_and_a_small_device():
+    host = build.library(HOST, name="host.cu")
+    assert host.entry_point(b"cuTensorMapEncodeTiled", 12000) == 0
+    assert host.entry_point(b"cuTensorMapEncodeTiled", 11080) == 2  # the version is not sufficient
+    assert host.entry_point(b"cuTensorMapEncodeIm2col", 12000) == 1  # not found
+    assert host.processors(0) == 2 and host.processors(1) == -1
+    Emulator(host).option("multiprocessors", 5)
+    assert host.processors(0) == 5
 
 
 # ---- Global memory

@@ -143,7 +143,13 @@ def test_the_pool_of_registers_is_what_the_block_was_launched_with():
         assert [one.kind for one in done.findings] == ([] if enough else ["deadlock"])
 
 
-def test_registers_are_not_increased_below_what_a_warp_has():
+def test_registers_are_not_decreased_to_more_than_a_warp_has():
     done, _ = run("kPoolTooSmall", registers=96)  # dec to 104 from 96
     assert [one.kind for one in done.findings] == ["setmaxnreg"]
     assert "setmaxnreg.dec to 104 by warp 0, which has 96" in done.findings[0].sentence
+
+
+def test_the_warps_of_a_warpgroup_ask_for_the_same():
+    done, _ = run("kOneWarpKeeps", registers=200)  # three warps give enough: nothing waits
+    assert [one.kind for one in done.findings] == ["setmaxnreg"]
+    assert "warps 0 and 3 of one warpgroup executed different setmaxnreg" in done.findings[0].sentence

@@ -1,9 +1,9 @@
 // hopper_forward_d128.cu: persistent attention forward, d = 128, bf16, P through shared memory, overlapped products.
 //
-// The producer warpgroup takes tiles from a counter in global memory, hands each to the consumers through shared memory,
-// and loads its Q, K and V. A consumer warpgroup owns 64 query rows: S = Q K^T of the next keys is issued before
-// O += P V of the last ones, so that the softmax runs while PV does. O has its own buffer, which a TMA store reads
-// while the next tile starts.
+// The producer warpgroup takes tiles from a counter in global memory, hands each to the consumers through shared
+// memory, and loads its Q, K and V. A consumer warpgroup owns 64 query rows: S = Q K^T of the next keys is issued
+// before O += P V of the last ones, so that the softmax runs while PV does. O has its own buffer, which a TMA store
+// reads while the next tile starts.
 // Source: FlashAttention-3 (arXiv:2407.08608), Algorithm 2; hand-over of tiles as in its persistent scheduler.
 // Always: every buffer has a full and an empty barrier, whose phases producer and consumers count alike.
 #include "hopper_softmax.cuh"
@@ -213,8 +213,8 @@ extern "C" int hopper_forward_d128(const void* q, const void* k, const void* v, 
     return cudaErrorInvalidValue;
   }
   const int row_tiles = (nq + kBr - 1) / kBr;
-  const Params p{static_cast<float*>(lse), static_cast<uint32_t*>(counter), nq, nk, row_tiles, row_tiles * heads,
-                 scale * kLog2e};
+  const Params p{
+      static_cast<float*>(lse), static_cast<uint32_t*>(counter), nq, nk, row_tiles, row_tiles * heads, scale * kLog2e};
   auto kernel = causal ? forward_d128<true> : forward_d128<false>;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (error != cudaSuccess) return error;

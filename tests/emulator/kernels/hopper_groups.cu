@@ -1,7 +1,7 @@
 // hopper_groups.cu: bulk groups and their two waits, stmatrix and its transposed form, votes and integer maxima.
 //
-// `relay` copies rows to global memory through two buffers that it fills in turn: it may fill one again when at most the
-// newest store still reads. `echo` reads back what it has stored, which needs the wait for the writing. `fragments`
+// `relay` copies rows to global memory through two buffers that it fills in turn: it may fill one again when at most
+// the newest store still reads. `echo` reads back what it has stored, which needs the wait for the writing. `fragments`
 // stores one register image by stmatrix, and by its transposed form.
 // Always: with the arguments named right below, the output is the input.
 #include "hopper_tiles.cuh"
@@ -68,7 +68,8 @@ __global__ void echo(const Params p) {
   bulk_wait<0>();
 }
 
-// choice: 0 stmatrix, 1 its transposed form. Register q of each lane is `input` [lane][q]; `output` is the four matrices.
+// choice: 0 stmatrix, 1 its transposed form. Register q of each lane is `input` [lane][q]; `output` is the four
+// matrices.
 __global__ void fragments(const Params p) {
   const uint32_t smem = dynamic_smem(), lane = threadIdx.x;
   if (lane == 0) {
@@ -95,8 +96,8 @@ __global__ void fragments(const Params p) {
   }
 }
 
-// output[lane]: max(3 lane - 40, 17 - lane, choice). output[32 + lane]: lane ^ 5, with bit 31 set if a lane is `choice`.
-// output[64 + lane]: the bits of -1.5.
+// output[lane]: max(3 lane - 40, 17 - lane, choice). output[32 + lane]: lane ^ 5, with bit 31 set if a lane is
+// `choice`. output[64 + lane]: the bits of -1.5.
 __global__ void integers(const Params p) {
   const int lane = threadIdx.x, a = 3 * lane - 40, b = 17 - lane, c = p.choice;
   float* out = reinterpret_cast<float*>(p.output);

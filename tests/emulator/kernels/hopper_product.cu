@@ -1,7 +1,8 @@
 // hopper_product.cu: one wgmma of operands whose shared memory and descriptors the host made.
 //
 // The image of shared memory comes by one bulk load: both operands, and behind them what each thread's registers of A
-// and of the accumulator hold. The descriptors are arguments, so that a test can try every swizzle mode and both majors.
+// and of the accumulator hold. The descriptors are arguments, so that a test can try every swizzle mode and both
+// majors.
 // Always: out[thread][register] is A B plus the accumulator.
 #include "hopper_tiles.cuh"
 
@@ -50,18 +51,18 @@ __device__ __forceinline__ void multiply(const Params& p, Product product) {
 }
 
 // Both forms and types of m64n{N}k16, with the transposes as template arguments.
-#define HOPPER_PRODUCTS(N)                                                                                            \
-  template <int kTransA, int kTransB>                                                                                 \
-  __global__ void product_n##N##_ss(const Params p) {                                                                 \
-    multiply<N>(p, [](float(&d)[N / 2], const uint32_t(&)[4], uint64_t a, uint64_t b) {                               \
-      wgmma_m64n##N##k16_bf16_ss<kTransA, kTransB>(d, a, b, 1);                                                       \
-    });                                                                                                               \
-  }                                                                                                                   \
-  template <int kTransB>                                                                                              \
-  __global__ void product_n##N##_rs(const Params p) {                                                                 \
-    multiply<N>(p, [](float(&d)[N / 2], const uint32_t(&r)[4], uint64_t, uint64_t b) {                                \
-      wgmma_m64n##N##k16_f16_rs<kTransB>(d, r, b, 1);                                                                 \
-    });                                                                                                               \
+#define HOPPER_PRODUCTS(N)                                                                \
+  template <int kTransA, int kTransB>                                                     \
+  __global__ void product_n##N##_ss(const Params p) {                                     \
+    multiply<N>(p, [](float (&d)[N / 2], const uint32_t (&)[4], uint64_t a, uint64_t b) { \
+      wgmma_m64n##N##k16_bf16_ss<kTransA, kTransB>(d, a, b, 1);                           \
+    });                                                                                   \
+  }                                                                                       \
+  template <int kTransB>                                                                  \
+  __global__ void product_n##N##_rs(const Params p) {                                     \
+    multiply<N>(p, [](float (&d)[N / 2], const uint32_t (&r)[4], uint64_t, uint64_t b) {  \
+      wgmma_m64n##N##k16_f16_rs<kTransB>(d, r, b, 1);                                     \
+    });                                                                                   \
   }
 HOPPER_PRODUCTS(8)
 HOPPER_PRODUCTS(64)
@@ -70,10 +71,10 @@ HOPPER_PRODUCTS(256)
 
 using Kernel = void (*)(const Params);
 
-#define HOPPER_CHOOSE(N)                                                                          \
-  if (n == N) {                                                                                   \
-    return registers ? (trans_b ? Kernel(product_n##N##_rs<1>) : Kernel(product_n##N##_rs<0>))    \
-           : trans_a ? (trans_b ? Kernel(product_n##N##_ss<1, 1>) : Kernel(product_n##N##_ss<1, 0>)) \
+#define HOPPER_CHOOSE(N)                                                                              \
+  if (n == N) {                                                                                       \
+    return registers ? (trans_b ? Kernel(product_n##N##_rs<1>) : Kernel(product_n##N##_rs<0>))        \
+           : trans_a ? (trans_b ? Kernel(product_n##N##_ss<1, 1>) : Kernel(product_n##N##_ss<1, 0>))  \
                      : (trans_b ? Kernel(product_n##N##_ss<0, 1>) : Kernel(product_n##N##_ss<0, 0>)); \
   }
 Kernel choose(int n, bool registers, bool trans_a, bool trans_b) {
@@ -88,8 +89,8 @@ Kernel choose(int n, bool registers, bool trans_a, bool trans_b) {
 }  // namespace hopper
 
 // bf16 operands by two descriptors, or f16 with A in registers.
-extern "C" int hopper_product(const void* image, int image_bytes, int register_offset, uint64_t a, uint64_t b, void* out,
-                              int n, int registers, int trans_a, int trans_b, void* stream) {
+extern "C" int hopper_product(const void* image, int image_bytes, int register_offset, uint64_t a, uint64_t b,
+                              void* out, int n, int registers, int trans_a, int trans_b, void* stream) {
   using namespace hopper;
   const Kernel kernel = choose(n, registers, trans_a, trans_b);
   if (!kernel) return cudaErrorInvalidValue;
@@ -100,7 +101,11 @@ extern "C" int hopper_product(const void* image, int image_bytes, int register_o
   config.blockDim = dim3(128);
   config.dynamicSmemBytes = kSharedBytes;
   config.stream = static_cast<cudaStream_t>(stream);
-  const Params p{static_cast<const unsigned char*>(image), uint32_t(image_bytes), uint32_t(register_offset), a, b,
+  const Params p{static_cast<const unsigned char*>(image),
+                 uint32_t(image_bytes),
+                 uint32_t(register_offset),
+                 a,
+                 b,
                  static_cast<float*>(out)};
   return cudaLaunchKernelEx(&config, kernel, p);
 }

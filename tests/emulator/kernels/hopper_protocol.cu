@@ -1,8 +1,8 @@
 // hopper_protocol.cu: one small warp-specialised kernel, right with fault 0, and with one statement wrong otherwise.
 //
-// D = round(A B^T) V for A, B (64, 64 k) and V (64, 64), all bf16. A producer thread streams slices of A and B through a
-// ring; the consumer warpgroup multiplies, passes the rounded product through shared memory, multiplies by V, and two of
-// its threads store 32 rows each by TMA. The result is stored twice, D and 2 D, from one buffer.
+// D = round(A B^T) V for A, B (64, 64 k) and V (64, 64), all bf16. A producer thread streams slices of A and B through
+// a ring; the consumer warpgroup multiplies, passes the rounded product through shared memory, multiplies by V, and two
+// of its threads store 32 rows each by TMA. The result is stored twice, D and 2 D, from one buffer.
 // Always: with fault 0 no access races with another, in any schedule.
 #include "hopper_tiles.cuh"
 
@@ -37,12 +37,12 @@ enum Fault {
   kOtherNoReadWait,      // the same, only the second storing thread leaves the wait out
   kNoBulkCommit,
   kNoBulkWait,
-  kUnusedLoad,           // a slice too many is loaded
-  kOtherStage,           // one warp multiplies another stage
-  kPoolTooSmall,         // the producer gives back too few registers
-  kOneWarpKeeps,         // one producer warp gives back nothing
-  kWrongStride,          // stride of the descriptor of V
-  kMisaligned,           // a TMA destination is not aligned
+  kUnusedLoad,    // a slice too many is loaded
+  kOtherStage,    // one warp multiplies another stage
+  kPoolTooSmall,  // the producer gives back too few registers
+  kOneWarpKeeps,  // one producer warp gives back nothing
+  kWrongStride,   // stride of the descriptor of V
+  kMisaligned,    // a TMA destination is not aligned
 };
 
 constexpr int kStages = 2, kThreads = 256;
@@ -104,7 +104,9 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int j = 0; j < p.slices; ++j, ring.advance()) {
         const uint32_t s = ring.stage;
         if (fault != kNoEmptyWait) mbarrier_wait(smem + kEmpty + 8 * s, ring.parity);
-        const uint32_t announced = fault == kFewBytes ? kTileBytes : fault == kManyBytes ? 4 * kTileBytes : 2 * kTileBytes;
+        const uint32_t announced = fault == kFewBytes    ? kTileBytes
+                                   : fault == kManyBytes ? 4 * kTileBytes
+                                                         : 2 * kTileBytes;
         mbarrier_arrive_expect_tx(smem + kFull + 8 * s, announced);
         if (fault == kOverArrival) mbarrier_arrive(smem + kFull + 8 * s);
         load_slice(smem, &map_a, &map_b, s, j);
@@ -123,7 +125,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   Ring<kStages> ring(0);
   for (int j = 0; j < p.slices; ++j, ring.advance()) {
     const uint32_t s = fault == kOtherStage && warp == 6 ? 1 - ring.stage : ring.stage;
-    if (fault != kNoFullWait) mbarrier_wait(smem + kFull + 8 * ring.stage, fault == kWrongParity ? ring.parity ^ 1 : ring.parity);
+    if (fault != kNoFullWait)
+      mbarrier_wait(smem + kFull + 8 * ring.stage, fault == kWrongParity ? ring.parity ^ 1 : ring.parity);
     const uint64_t a = descriptor(smem + kA + s * kTileBytes), b = descriptor(smem + kB + s * kTileBytes);
     if (fault != kNoWgmmaFence) wgmma_fence();
 #pragma unroll

@@ -1,8 +1,8 @@
 // hopper_reduce.cu: C += A B^T by split K, the partial products added in global memory in four ways.
 //
-// Each block multiplies one slice of 64 along K and adds its 64 x 64 float32 result to C: through shared memory by a TMA
-// reduction or by a linear bulk reduction, or from registers by vector or scalar reductions. A is transposed or not:
-// (k, rows) or (rows, k) in global memory.
+// Each block multiplies one slice of 64 along K and adds its 64 x 64 float32 result to C: through shared memory by a
+// TMA reduction or by a linear bulk reduction, or from registers by vector or scalar reductions. A is transposed or
+// not: (k, rows) or (rows, k) in global memory.
 // Always: C holds the sum of all slices after the launch, whatever the order of the blocks; but not with kMixed, where
 // the block of the first slice overwrites C by ordinary stores.
 #include "hopper_tiles.cuh"
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <bool kTransA>
 auto choose(int way) {
-  return way == kTensor ? split_k<kTensor, kTransA>
+  return way == kTensor   ? split_k<kTensor, kTransA>
          : way == kLinear ? split_k<kLinear, kTransA>
          : way == kVector ? split_k<kVector, kTransA>
          : way == kScalar ? split_k<kScalar, kTransA>

@@ -14,9 +14,9 @@
 
 namespace hopper {
 
-constexpr uint32_t kRowBytes = 128;               // one row of a panel
-constexpr uint32_t kAtomBytes = 8 * kRowBytes;    // eight rows: the period of the swizzle
-constexpr uint32_t kStepK = 32 >> 4;              // 16 elements along K inside a row, in descriptor units
+constexpr uint32_t kRowBytes = 128;                // one row of a panel
+constexpr uint32_t kAtomBytes = 8 * kRowBytes;     // eight rows: the period of the swizzle
+constexpr uint32_t kStepK = 32 >> 4;               // 16 elements along K inside a row, in descriptor units
 constexpr uint32_t kStepMN = 2 * kAtomBytes >> 4;  // 16 rows along K of an MN-major tile, in descriptor units
 
 // Shared-memory descriptor of a 128-byte swizzled tile. `panel_bytes`: distance of neighbouring panels of an MN-major

@@ -1,4 +1,4 @@
-// cuda.h of the emulator: the part of the CUDA driver API that makes tensor maps, for emitted host code under g++.
+// cuda.h of the emulator: tensor maps of the CUDA driver API, and what host code asks of the device, under g++.
 //
 // Names, enumerator values and rules are those of the driver API's "Tensor Map Object Management". Emitted code reaches
 // the encoder as on a machine with a GPU, through cudaGetDriverEntryPointByVersion, and links no driver library.
@@ -91,5 +91,11 @@ const char* emu_tensor_map_reason();
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned int version,
                                              unsigned long long flags,
                                              cudaDriverEntryPointQueryResult* status = nullptr);
+
+// The emulated device. It has few multiprocessors (option "multiprocessors", by default 2), so that a persistent grid
+// of one block on each goes through several tiles in every block even on a small problem.
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
+cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 
 #endif  // TILEPROOF_EMULATOR_CUDA_H

@@ -26,8 +26,14 @@ void complete_load(const Load& load, uint32_t bytes, const char* what, Site site
 extern const Topic topic;
 }  // namespace mbarrier
 
-namespace tma { extern const Topic topic; }
-namespace wgmma { extern const Topic topic; }
-namespace registers { extern const Topic topic; }
+namespace tma {
+extern const Topic topic;
+}
+namespace wgmma {
+extern const Topic topic;
+}
+namespace registers {
+extern const Topic topic;
+}
 
 }  // namespace emu

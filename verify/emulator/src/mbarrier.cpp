@@ -30,8 +30,8 @@ struct Barrier {
   Site init_site;
   int init_thread = 0;
   uint32_t init_time = 0;
-  bool fenced = false;  // the initialising thread has executed fence.mbarrier_init since
-  uint32_t observed = 0;  // the latest ended phase that a wait has seen
+  bool fenced = false;     // the initialising thread has executed fence.mbarrier_init since
+  uint32_t observed = 0;   // the latest ended phase that a wait has seen
   uint32_t last_load = 0;  // the phase whose end completes the latest load, counted as `phase` then is; 0: none
   Site last_load_site;
   const char* last_load_name = nullptr;
@@ -51,8 +51,8 @@ int slot_of(uint32_t address) {
 
 std::string state(const Barrier& barrier) {
   return "phase " + std::to_string(barrier.phase) + " of the mbarrier at " + shared_name(barrier.address) +
-         " still wants " + std::to_string(barrier.pending) + " of " + std::to_string(barrier.count) +
-         " arrivals and " + std::to_string(barrier.bytes) + " bytes";
+         " still wants " + std::to_string(barrier.pending) + " of " + std::to_string(barrier.count) + " arrivals and " +
+         std::to_string(barrier.bytes) + " bytes";
 }
 
 std::string describe(const Wait& wait) { return state(barriers[static_cast<size_t>(slot_of(wait.object))]); }
@@ -72,8 +72,8 @@ void end_phase_if_complete(Barrier& barrier) {
 void check_bytes(const Barrier& barrier, Site site) {
   if (barrier.bytes > int64_t(kLargestCount) || barrier.bytes < -int64_t(kLargestCount)) {
     fatal("mbarrier-bytes", site, barrier.init_site, self,
-          "the byte count %lld of the mbarrier at %s leaves the range of 20 bits", static_cast<long long>(barrier.bytes),
-          shared_name(barrier.address).c_str());
+          "the byte count %lld of the mbarrier at %s leaves the range of 20 bits",
+          static_cast<long long>(barrier.bytes), shared_name(barrier.address).c_str());
   }
 }
 
@@ -117,8 +117,9 @@ int find(uint32_t address, const char* what, Site site) {
   const Barrier& barrier = barriers[static_cast<size_t>(slot)];
   const uint64_t expected = mark(address);
   if (std::memcmp(shared_at(address), &expected, sizeof expected) != 0) {
-    fatal("mbarrier-overwritten", site, barrier.init_site, self, "%s by %s on the mbarrier at %s, whose bytes were overwritten",
-          what, name(*self).c_str(), shared_name(address).c_str());
+    fatal("mbarrier-overwritten", site, barrier.init_site, self,
+          "%s by %s on the mbarrier at %s, whose bytes were overwritten", what, name(*self).c_str(),
+          shared_name(address).c_str());
   }
   if (config.check && self->clocks.order[barrier.init_thread] < barrier.init_time) {
     finding("race", site, barrier.init_site, self,
@@ -213,7 +214,7 @@ bool mbarrier_try_wait_parity(uint32_t address, uint32_t parity, Site site) {
     fatal("mbarrier-parity", site, {}, self, "%s by %s for parity %u, which is neither 0 nor 1", what,
           name(*self).c_str(), parity);
   }
-  if ((barriers[slot].phase & 1) == parity) {  // not yet
+  if ((barriers[slot].phase & 1) == parity) {          // not yet
     if (config.order == Order::random && chance(8)) {  // try_wait may give up at any time
       yield();
       return false;

@@ -5,8 +5,9 @@
 // deadlock, reported with what was asked and what is left. All four warps of a warpgroup must ask for the same.
 // Source: PTX ISA, "setmaxnreg".
 //
-// Options: "registers_per_block", or "registers_per_thread" at launch. Default: what __launch_bounds__(threads, 1)
-// gives, the largest multiple of 8 with which one block fits 64 Ki registers, at most 256.
+// Options: "registers_per_block", or "registers_per_thread" at launch, as ptxas states it ("Used 168 registers").
+// Without one: what __launch_bounds__(threads, 1) allows, the largest multiple of 8 with which one block fits 64 Ki
+// registers, at most 256. ptxas takes less if no setmaxnreg asks for more, so an increase to less is then no finding.
 #include "emu_ptx_sm90a.h"
 #include "hopper.h"
 
@@ -22,8 +23,8 @@ struct State {
   Site last;
 };
 
-double block_option = 0, thread_option = 0;
-int available = 0;  // registers in the pool
+double block_option = 0, thread_option = 0;  // 0: not set
+int available = 0;                           // registers in the pool
 State states[kMaxWarps];
 std::vector<Thread*> waiting;
 
@@ -45,10 +46,12 @@ void request(Warp& warp, void* const* operands, uint32_t) {
   State& state = states[warp.id];
   state.requested.push_back(wanted.count);
   state.last = wanted.site;
-  const bool wrong = wanted.increase ? wanted.count < state.per_thread : wanted.count > state.per_thread;
+  const bool stated = block_option > 0 || thread_option > 0;
+  const bool wrong = wanted.increase ? stated && wanted.count < state.per_thread : wanted.count > state.per_thread;
   if (wrong) {
-    finding("setmaxnreg", wanted.site, {}, &lane_of(warp, 0), "setmaxnreg.%s to %d by warp %d, which has %d registers a thread",
-            wanted.increase ? "inc" : "dec", wanted.count, warp.id, state.per_thread);
+    finding("setmaxnreg", wanted.site, {}, &lane_of(warp, 0),
+            "setmaxnreg.%s to %d by warp %d, which has %d registers a thread", wanted.increase ? "inc" : "dec",
+            wanted.count, warp.id, state.per_thread);
   }
   if (wanted.increase) return;
   available += 32 * (state.per_thread - wanted.count);

@@ -2,9 +2,10 @@
 // bulk groups.
 //
 // Loads complete in any order and at any time, so late means: only when no thread can run, the newest first. A store or
-// reduction has two ends: its reading of shared memory, which late happens in either wait of the issuing thread, and its
-// writing of global memory, which late happens in wait_group without .read or when the thread exits. What a load will
-// write is poisoned at its issue. Elements outside of a tensor are read as zero and are not written; the mbarrier counts the whole box always.
+// reduction has two ends: its reading of shared memory, which late happens in either wait of the issuing thread, and
+// its writing of global memory, which late happens in wait_group without .read or when the thread exits. What a load
+// will write is poisoned at its issue. Elements outside of a tensor are read as zero and are not written; the mbarrier
+// counts the whole box always.
 // Source: PTX ISA, "cp.async.bulk", "cp.reduce.async.bulk", "cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor",
 // "cp.async.bulk.commit_group", "cp.async.bulk.wait_group".
 //
@@ -83,12 +84,14 @@ void add_elements(char* global, const unsigned char* shared, uint32_t bytes, Add
 void add_piece(int type, char* global, const unsigned char* shared, uint32_t bytes) {
   switch (type) {
     case CU_TENSOR_MAP_DATA_TYPE_BFLOAT16:
-      add_elements<uint16_t>(global, shared, bytes,
-                             [](uint16_t a, uint16_t b) { return static_cast<uint16_t>(to_bf16(from_bf16(a) + from_bf16(b))); });
+      add_elements<uint16_t>(global, shared, bytes, [](uint16_t a, uint16_t b) {
+        return static_cast<uint16_t>(to_bf16(from_bf16(a) + from_bf16(b)));
+      });
       break;
     case CU_TENSOR_MAP_DATA_TYPE_FLOAT16:
-      add_elements<uint16_t>(global, shared, bytes,
-                             [](uint16_t a, uint16_t b) { return static_cast<uint16_t>(to_f16(from_f16(a) + from_f16(b))); });
+      add_elements<uint16_t>(global, shared, bytes, [](uint16_t a, uint16_t b) {
+        return static_cast<uint16_t>(to_f16(from_f16(a) + from_f16(b)));
+      });
       break;
     case CU_TENSOR_MAP_DATA_TYPE_FLOAT32:
       add_elements<float>(global, shared, bytes, [](float a, float b) { return a + b; });
@@ -159,12 +162,13 @@ Copy box_copy(const char* what, Site site, const CUtensorMap* map, uint32_t shar
   copy.site = site;
   copy.shared = shared;
   if (reinterpret_cast<uintptr_t>(map) % 64) {
-    fatal("tensor-map", site, {}, self, "the tensor map of %s by %s is not aligned to 64 bytes", what, name(*self).c_str());
+    fatal("tensor-map", site, {}, self, "the tensor map of %s by %s is not aligned to 64 bytes", what,
+          name(*self).c_str());
   }
   std::memcpy(&copy.map, map, sizeof copy.map);
   if (copy.map.magic != TensorMap::kMagic) {
-    fatal("tensor-map", site, {}, self, "the operand of %s by %s is no tensor map that cuTensorMapEncodeTiled made", what,
-          name(*self).c_str());
+    fatal("tensor-map", site, {}, self, "the operand of %s by %s is no tensor map that cuTensorMapEncodeTiled made",
+          what, name(*self).c_str());
   }
   if (copy.map.rank != rank) {
     fatal("tensor-map", site, {}, self, "%s with %d coordinates by %s on a tensor map of rank %d", what, rank,
@@ -214,8 +218,9 @@ void issue_load(Copy copy, uint32_t bar) {
   const size_t element = copy.map.magic == TensorMap::kMagic ? copy.map.element_bytes : 16;
   check_shared(copy.shared, footprint(copy), alignment(copy), copy.what, copy.site, *self);
   copy.load = mbarrier::start_load(bar, copy.what, copy.site);
-  shared_write(copy.shared, footprint(copy),
-               {copy.what, copy.site, self, self->clocks.order, self->clocks.fenced, copy.load.component, copy.load.time});
+  shared_write(
+      copy.shared, footprint(copy),
+      {copy.what, copy.site, self, self->clocks.order, self->clocks.fenced, copy.load.component, copy.load.time});
   for_each_global_range(copy, [&](char* at, uint32_t bytes) { global_read(at, bytes, element, copy.what, copy.site); });
   if (perform_now()) {
     perform_load(copy);

@@ -3,8 +3,8 @@
 // Each warp w computes its own 16 of the 64 rows, in its own time; that all four warps of the warpgroup issue the same
 // products is checked. From its first product to the wait that completes its last, an accumulator is held here and the
 // registers have a NaN pattern, which must be intact at the wait.
-// Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions": register fragments, "Shared Memory Matrix Layout"
-// with its canonical layouts, matrix descriptor format, wgmma.fence, wgmma.commit_group, wgmma.wait_group.
+// Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions": register fragments, "Shared Memory Matrix
+// Layout" with its canonical layouts, matrix descriptor format, wgmma.fence, wgmma.commit_group, wgmma.wait_group.
 //
 // Always holds: an operand in shared memory is recorded, at the issue, as read by the warp's wgmma agent in the group
 // then open, and must be known to every lane of the warp. Groups complete in order.
@@ -37,8 +37,8 @@ Descriptor decode_descriptor(uint64_t bits) {
           static_cast<uint32_t>(bits >> 32 & 0x3fff) << 4, modes[bits >> 62]};
 }
 constexpr uint64_t kBaseOffset = uint64_t(7) << 49;
-constexpr uint64_t kUnusedBits = ~(uint64_t(0x3fff) | uint64_t(0x3fff) << 16 | uint64_t(0x3fff) << 32 | kBaseOffset |
-                                   uint64_t(3) << 62);
+constexpr uint64_t kUnusedBits =
+    ~(uint64_t(0x3fff) | uint64_t(0x3fff) << 16 | uint64_t(0x3fff) << 32 | kBaseOffset | uint64_t(3) << 62);
 
 // The address of the 16-byte chunk with the elements (line, 8 chunk) .. (line, 8 chunk + 7) of an operand.
 // K-major: a line is a row (of A) or column (of B), its 16 elements along K are two chunks.
@@ -182,6 +182,13 @@ void perform(Product& product) {
   accumulate_16(accumulator.tile, product.a_tile, b_tile, n);
 }
 
+// Products are performed in order: the next one may be performed now only if no earlier one is left.
+bool all_done(const State& state) {
+  const auto done = [](const std::unique_ptr<Product>& product) { return product->done; };
+  const auto group_done = [&](const auto& group) { return std::all_of(group.begin(), group.end(), done); };
+  return group_done(state.open) && std::all_of(state.committed.begin(), state.committed.end(), group_done);
+}
+
 // The accumulator of these registers; taken into flight if it is not yet.
 Accumulator& take(State& state, const std::array<float*, 32>& registers, int n, Site site, const Thread& thread) {
   for (auto& held : state.accumulators) {
@@ -215,7 +222,8 @@ void give_back(Accumulator& accumulator, const Warp& warp, Site site) {
       reported = true;
       const Thread& thread = lane_of(warp, lane);
       finding("accumulator-touched", site, {}, &thread,
-              "accumulator touched in flight: %s wrote register %d of an accumulator before the wgmma.wait_group at this line",
+              "accumulator touched in flight: %s wrote register %d of an accumulator before the wgmma.wait_group at "
+              "this line",
               name(thread).c_str(), i);
     }
     place = value;
@@ -257,7 +265,8 @@ void check_agreement(const Warp& warp, const Issue& issue, const Thread& thread)
   const Issue& first = log[index];
   if (first.a == issue.a && first.b == issue.b && first.n == issue.n && first.site.line == issue.site.line) return;
   fatal("divergent-warpgroup", issue.site, first.site, &thread,
-        "wgmma number %zu of warp %d has another descriptor or shape than that of another warp of its warpgroup, at line %d",
+        "wgmma number %zu of warp %d has another descriptor or shape than that of another warp of its warpgroup, at "
+        "line %d",
         index, warp.id, first.site.line);
 }
 
@@ -290,7 +299,8 @@ void product_action(Warp& warp, void* const* operands, uint32_t) {
   product->done = false;
   product->site = first.site;
   const Clocks known = config.check ? warp_minimum(warp) : Clocks();
-  const Access access{"wgmma", first.site, &thread, known.order, known.fenced, wgmma_component(warp.id), state.next_time()};
+  const Access access{"wgmma",          first.site, &thread, known.order, known.fenced, wgmma_component(warp.id),
+                      state.next_time()};
   product->b = checked_operand(first.b, first.trans_b, 0, first.n, "B", first.site, thread);
   record_read(product->b, access);
   if (product->a_in_registers) {
@@ -310,9 +320,7 @@ void product_action(Warp& warp, void* const* operands, uint32_t) {
   }
   product->accumulator = &take(state, registers, first.n, first.site, thread);
   ++product->accumulator->products;
-  const bool in_order = state.open.empty() || state.open.back()->done;
-  const bool groups_done = state.committed.empty() || state.committed.back().empty() || state.committed.back().back()->done;
-  if (in_order && groups_done && perform_now()) perform(*product);
+  if (all_done(state) && perform_now()) perform(*product);
   state.open.push_back(std::move(product));
 }
 
@@ -376,8 +384,8 @@ void block_exit() {
     if (states[warp].issued == log.size()) continue;
     const Site site = log[states[warp].issued].site;
     finding("divergent-warpgroup", site, {}, &thread_at(32 * warp),
-            "warp %d executed %zu wgmma instructions and another warp of its warpgroup %zu, the next of them here", warp,
-            states[warp].issued, log.size());
+            "warp %d executed %zu wgmma instructions and another warp of its warpgroup %zu, the next of them here",
+            warp, states[warp].issued, log.size());
     return;
   }
 }
