@@ -57,7 +57,10 @@ void block_start() {
   }
   given = 0;
   const size_t entries = size_t(2) * thread_count * capacity;
-  thread_entries.assign(entries, 0);
+  if (thread_entries.size() == entries)  // beyond `used` of the last block all is 0
+    for (size_t at = 0; at < entries; at += capacity) memset(&thread_entries[at], 0, sizeof(uint32_t) * used);
+  else
+    thread_entries.assign(entries, 0);
   components.clear();
   for (int i = 0; i < thread_count; ++i) components.push_back({Agent::thread, i});
   for (int i = 0; i < warp_count; ++i) components.push_back({Agent::wgmma, i});
