@@ -195,6 +195,8 @@ class EmulatorDevice:
         Raises: FindingError.
         """
         emulator, first = self._emulator(Folder(attn.__path__[0])), None
+        emulator.option("mma", ACCUMULATIONS.index(self.accumulation))  # of the library, so another device may differ
+        emulator.option("ex2_error", self.ex2_error)
         for schedule in self.schedules:
             call = Call.of(case, debug=path.debug, trace_tiles=trace_tiles)
             emulator.configure(schedule)
@@ -214,10 +216,7 @@ class EmulatorDevice:
 
     def _emulator(self, folder: Folder) -> Emulator:
         if folder not in self._emulators:
-            made = Emulator(build.package(folder, self.arch))
-            made.option("mma", ACCUMULATIONS.index(self.accumulation))
-            made.option("ex2_error", self.ex2_error)
-            self._emulators[folder] = made
+            self._emulators[folder] = Emulator(build.package(folder, self.arch))
         return self._emulators[folder]
 
     def _count(self, done: Run) -> None:

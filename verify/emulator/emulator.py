@@ -147,7 +147,7 @@ class Emulator:
         self.library.emu_configure(*self._configuration)
 
     def option(self, name: str, value: float) -> None:
-        """Set an option of the arithmetic or of the machine: "mma" (an index of ACCUMULATIONS), "ex2_error", ..."""
+        """Set an option of the library, for all launches from here on: "mma" (index of ACCUMULATIONS), "ex2_error"."""
         self.library.emu_option(name.encode(), value)
 
     def register(self, name: str, array: npt.NDArray[Any], *, writable: bool = False, once: bool = False) -> None:
