@@ -19,12 +19,13 @@ SECTION_BYTES = 32 * 1024 * 1024
 
 # Registers per thread of the producer and of a consumer after setmaxnreg, by consumers and blocks per SM.
 REGISTERS = {
-    (1, 1): (24, 240),
+    (1, 1): (24, 256),
     (2, 1): (24, 240),
     (3, 1): (32, 160),
     (4, 1): (24, 112),
     (1, 2): (24, 208),
     (2, 2): (24, 104),
+    (1, 3): (24, 136),
 }
 
 DTYPES = {
@@ -58,12 +59,16 @@ class Sm90aPlan:
     p_in_shared: bool  # P through shared memory, not through registers: fewer registers, more shared-memory traffic
     ping_pong: bool  # consumers issue their products in turn
     lazy_rescale: bool  # O is multiplied only when a maximum moved by more than 8 in base-2 units
+    skips_masked: bool = False  # causal: a consumer leaves out key tiles that only later rows of its tile see
     blocks_per_sm: int = 1
     causal: str = "any"  # the mask forms that are compiled: "any", "full" or "causal"
 
     def __post_init__(self) -> None:
         if self.br % WARPGROUP_ROWS or self.bc % GRANULE or not 0 < self.bc <= 256:
             raise PlanError(f"Br={self.br}, Bc={self.bc}: wgmma takes {WARPGROUP_ROWS} rows and {GRANULE} keys")
+        skipped = -(-(self.br - WARPGROUP_ROWS) // self.bc)
+        if self.skips_masked and skipped >= min(self.stages_k, self.stages_v):
+            raise PlanError(f"a consumer that skips {skipped} key tiles waits for one that others still hold")
 
     @property
     def consumers(self) -> int:
