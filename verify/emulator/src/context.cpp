@@ -9,6 +9,10 @@
 #include <cstdint>
 #include <cstring>
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
+
 #ifndef EMU_CONTEXT_UCONTEXT
 extern "C" void emu_switch_stack(void** from, void* to);  // pushes, *from = sp, sp = to, pops, continues there
 #endif
@@ -77,6 +81,16 @@ emu_switch_stack:
 #endif
 
 namespace emu {
+namespace {
+
+// A context that was dropped in the middle of a call has left its frames marked in AddressSanitizer's shadow.
+void forget_frames([[maybe_unused]] char* stack, [[maybe_unused]] size_t bytes) {
+#ifdef __SANITIZE_ADDRESS__
+  __asan_unpoison_memory_region(stack, bytes);
+#endif
+}
+
+}  // namespace
 
 constexpr size_t kStackBytes = 256 * 1024;
 constexpr size_t kGuardBytes = 64 * 1024;  // a multiple of every page size in use
@@ -94,6 +108,7 @@ char* new_stack() {
 #if defined(EMU_CONTEXT_UCONTEXT)
 
 void prepare(Context& context, char* stack, size_t offset, void (*entry)()) {
+  forget_frames(stack, kStackBytes);
   getcontext(&context.state);
   context.state.uc_stack.ss_sp = stack;
   context.state.uc_stack.ss_size = kStackBytes - offset;
@@ -106,6 +121,7 @@ void switch_context(Context& from, Context& to) { swapcontext(&from.state, &to.s
 #else
 
 void prepare(Context& context, char* stack, size_t offset, void (*entry)()) {
+  forget_frames(stack, kStackBytes);
   void** top = reinterpret_cast<void**>(stack + kStackBytes - 64 - offset);  // a multiple of 64
 #if defined(__x86_64__)
   *--top = nullptr;  // entry's return address: at a function's first instruction rsp is 8 modulo 16

@@ -110,10 +110,10 @@ bool start_threads(dim3 block);
 void run_threads(const std::function<void()>& body);
 
 // Edges of happens-before; all do nothing when config.check is off.
-void release(Thread& thread, Clocks into);                   // `into` joins the thread's clocks; its own time advances
-void acquire(Thread& thread, Clocks from);                   // the thread's clocks join `from`
-void learn(Thread& thread, int component, uint32_t time);    // e.g. after wgmma.wait_group: the agent's reads are done
-void fence_proxy(Thread& thread);                            // fence.proxy.async: fenced = order
+void release(Thread& thread, Clocks into);                 // `into` joins the thread's clocks; its own time advances
+void acquire(Thread& thread, Clocks from);                 // the thread's clocks join `from`
+void learn(Thread& thread, int component, uint32_t time);  // e.g. after wgmma.wait_group: the agent's reads are done
+void fence_proxy(Thread& thread);                          // fence.proxy.async: fenced = order
 Clocks warp_minimum(Warp& warp);  // entry by entry the least of the living lanes: what the whole warp knows. Cached.
 
 // ---- Warp exchange (collective.cpp)
@@ -211,23 +211,23 @@ extern Counters counters;
 // For what leaves nothing to go on with; inside a block it does not return.
 [[gnu::format(printf, 5, 6)]] void fatal(const char* kind, Site at, Site other, const Thread* thread,
                                          const char* format, ...);
-bool stopped();                          // a finding ended the run
-std::string name(const Thread& thread);  // "thread 37"
-std::string place(Site site);            // "file.cu:12"
+bool stopped();                             // a finding ended the run
+std::string name(const Thread& thread);     // "thread 37"
+std::string place(Site site);               // "file.cu:12"
 std::string shared_name(uint32_t address);  // "shared memory +0x40"
-uint16_t site_id(Site site);             // small numbers for shadow records
+uint16_t site_id(Site site);                // small numbers for shadow records
 Site site_of(uint16_t id);
 
 // ---- Topics (topics.cpp lists them)
 
 // Hooks of one topic; null where it has none.
 struct Topic {
-  void (*launch_start)();         // options are read here
-  void (*block_start)();          // before the first thread runs: forget the last block
+  void (*launch_start)();        // options are read here
+  void (*block_start)();         // before the first thread runs: forget the last block
   void (*thread_exit)(Thread&);  // by the thread itself, while it is still alive
-  void (*thread_left)(Thread&);   // by the thread itself, when it no longer counts: others may now be complete
-  void (*block_exit)();           // after the last thread; self is null
-  bool (*progress)();             // no thread can run (or, Timing::random, a draw): complete something; true if it did
+  void (*thread_left)(Thread&);  // by the thread itself, when it no longer counts: others may now be complete
+  void (*block_exit)();          // after the last thread; self is null
+  bool (*progress)();            // no thread can run (or, Timing::random, a draw): complete something; true if it did
 };
 extern const Topic* const topics[];
 extern const int topic_count;
