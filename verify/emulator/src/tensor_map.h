@@ -1,9 +1,10 @@
 // tensor_map.h: what a tensor map says, and the walk over one box of it.
 //
-// A box is a block of elements that one TMA instruction moves. In shared memory it is dense, innermost dimension first:
-// element (i0, i1, ..) lies at base + (i0 + box0 * (i1 + box1 * ..)) * size, and then the swizzle exchanges 16-byte
-// chunks. In global memory it starts at the coordinates and may stick out of the tensor on every side.
-// Source: PTX ISA, "Tensors" (bounding box, swizzling modes); CUDA driver API, cuTensorMapEncodeTiled.
+// A box is a block of elements that one TMA instruction moves. In shared memory its rows follow each other, dimension 1
+// fastest, dense or one swizzle span apart if they are shorter than that; then the swizzle exchanges 16-byte chunks. In
+// global memory it starts at the coordinates, and a load's may stick out of the tensor on every side.
+// Source: PTX ISA, "Tensors" (bounding box, swizzling modes); CUDA driver API, cuTensorMapEncodeTiled. The distance of
+// short rows is not in the manual: tests/data has it from an H200.
 #pragma once
 #include <cstdint>
 
@@ -39,8 +40,12 @@ struct TensorMap {
   uint16_t box[5];      // elements
 
   uint32_t row_bytes() const { return uint32_t(box[0]) * element_bytes; }
+  uint32_t row_pitch() const {  // from one row to the next in shared memory
+    return swizzle != Swizzle::none && row_bytes() < swizzle_span(swizzle) ? swizzle_span(swizzle) : row_bytes();
+  }
   uint32_t rows() const;
-  uint32_t box_bytes() const { return rows() * row_bytes(); }
+  uint32_t box_bytes() const { return rows() * row_bytes(); }  // what an mbarrier counts
+  uint32_t shared_bytes() const { return rows() * row_pitch(); }
 };
 static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap), "a tensor map has 128 bytes");
 
@@ -59,7 +64,7 @@ template <class Visit>
 void for_each_row(const TensorMap& map, const int* coordinates, uint32_t shared, Visit visit) {
   const int64_t first = coordinates[0], count = map.box[0], extent = static_cast<int64_t>(map.dims[0]);
   const int64_t from = first < 0 ? -first : 0, to = extent - first < count ? extent - first : count;
-  const uint32_t rows = map.rows(), row_bytes = map.row_bytes();
+  const uint32_t rows = map.rows(), pitch = map.row_pitch();
   uint32_t index[5] = {};
   for (uint32_t row = 0; row < rows; ++row) {
     bool inside = from < to;
@@ -69,7 +74,7 @@ void for_each_row(const TensorMap& map, const int* coordinates, uint32_t shared,
       inside = inside && x >= 0 && x < static_cast<int64_t>(map.dims[i]);
       offset += x * static_cast<int64_t>(map.strides[i - 1]);
     }
-    BoxRow piece{shared + row * row_bytes, map.base + offset, 0, 0};
+    BoxRow piece{shared + row * pitch, map.base + offset, 0, 0};
     if (inside) {
       piece.begin = static_cast<uint32_t>(from) * map.element_bytes;
       piece.end = static_cast<uint32_t>(to) * map.element_bytes;
