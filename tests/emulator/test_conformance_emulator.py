@@ -8,6 +8,8 @@ schedules, those about layouts in the late one: no other thread is involved. Wha
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,12 +18,13 @@ import pytest
 
 from verify import record
 from verify.conformance import emulated, suite
-from verify.conformance.case import Array, Near
+from verify.conformance.case import Array, Case, Near
 from verify.emulator.emulator import ACCUMULATIONS, SCHEDULES
 
 DATA = Path(__file__).parents[1] / "data"
 LATE, *OTHERS = SCHEDULES
 ANY_MACHINE = None  # the error of a sum that holds for every device
+DEFAULTS = {"mma": 0, "mma_block": 8, "mma_fraction_bits": 24}  # of the emulator's options
 
 
 @lru_cache(maxsize=8)
@@ -34,6 +37,19 @@ def outputs(topic: str) -> tuple[dict[str, dict[str, Array]], list[str]]:
             found += [f"{case.name}: {finding}" for finding in run.findings]
             found += [f"{case.name}: CUDA error {run.code}"] if run.code else []
     return made, found
+
+
+@contextmanager
+def options(case: Case, **values: float) -> Iterator[None]:
+    """Options of the arithmetic, which outlive a configuration."""
+    machine = emulated.emulator(case.source)
+    for name, value in values.items():
+        machine.option(name, value)
+    try:
+        yield
+    finally:
+        for name in values:
+            machine.option(name, DEFAULTS[name])
 
 
 @pytest.mark.parametrize("topic", suite.TOPICS)
@@ -86,14 +102,27 @@ def test_every_model_of_accumulation_stays_within_the_bound(accumulation):
         for case in suite.TOPICS[topic]():
             expected = case.expected(relative).get("d")
             if isinstance(expected, Near):
-                machine = emulated.emulator(case.source)
-                machine.option("mma", ACCUMULATIONS.index(accumulation))
-                try:
+                with options(case, mma=ACCUMULATIONS.index(accumulation)):
                     run, got = emulated.run(case, LATE)
-                finally:
-                    machine.option("mma", 0)
                 run.check(case.name)
                 assert not case.misses(got, relative)
                 assert not np.array_equal(got["d"], expected.exact)
                 compared += got["d"].size
+    assert compared >= 1024
+
+
+def test_truncating_sums_in_blocks_of_16_with_25_bits_equal_those_of_an_h200():
+    """Bit for bit, so that a whole kernel under this model errs as on the machine. See verify/emulator/measured.py."""
+    compared = 0
+    for topic in ("warp", "wgmma"):
+        vectors = suite.vectors(DATA, topic)
+        for case in suite.TOPICS[topic]():
+            if case.faults or not isinstance(case.expected(0.0).get("d"), Near):
+                continue
+            with options(case, mma=ACCUMULATIONS.index("truncating"), mma_block=16, mma_fraction_bits=25):
+                run, got = emulated.run(case, LATE)
+            run.check(case.name)
+            recorded = vectors[suite.key(case, "d")]
+            assert np.array_equal(got["d"].view(np.uint32), recorded.view(np.uint32)), case.name
+            compared += recorded.size
     assert compared >= 1024

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kRegisterTable = 32 * 16;
 
-// out = `bytes` of shared memory, at first `background`, after stmatrix of registers[lane] to the rows named in rows[lane].
+// out = `bytes` of shared memory, at first `background`, after stmatrix of registers[lane] to the rows of rows[lane].
 template <bool kTrans>
 __global__ void stmatrix_kernel(const void* background, int bytes, const void* rows, const void* registers,
                                 uint32_t* out) {

@@ -1,7 +1,8 @@
 // wgmma_sm90a.cu: probes of wgmma: descriptors of A and B, and the fragments of every N.
 //
-// Each launcher takes device pointers, two relative descriptors and sizes, and returns a cudaError_t. A relative
-// descriptor counts its start from the start of shared memory. Inputs and expected outputs: verify/conformance/wgmma.py.
+// The launcher takes device pointers, two relative descriptors and sizes, and returns a cudaError_t. A relative
+// descriptor counts its start from the start of shared memory. Inputs and expected outputs:
+// verify/conformance/wgmma.py.
 #include "ptx_sm90a.cuh"
 
 #include <cstring>
@@ -13,45 +14,45 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kRegisterTable = kThreads * 16;
 
-enum class Form { kBf16, kF16, kBf16FromRegisters, kF16FromRegisters };
+enum class Form { kBf16Ss, kF16Ss, kBf16Rs, kF16Rs };
 
-// multiply<N>: the one wrapper of this N and form; a is the descriptor of A or unused, r its registers or unused.
+// The one wrapper of this N and form: `a` is the descriptor of A or unused, `r` its registers or unused.
 template <int kN, Form kForm, int kTransA, int kTransB>
 struct Wgmma;
 
-#define TILEPROOF_WGMMA(N)                                                                                          \
-  template <int kTransA, int kTransB>                                                                               \
-  struct Wgmma<N, Form::kBf16, kTransA, kTransB> {                                                                  \
-    static __device__ __forceinline__ void issue(float (&d)[N / 2], uint64_t a, const uint32_t (&)[4], uint64_t b,  \
-                                                 int accumulate) {                                                  \
-      wgmma_m64n##N##k16_bf16_ss<kTransA, kTransB>(d, a, b, accumulate);                                            \
-    }                                                                                                               \
-  };                                                                                                                \
-  template <int kTransA, int kTransB>                                                                               \
-  struct Wgmma<N, Form::kF16, kTransA, kTransB> {                                                                   \
-    static __device__ __forceinline__ void issue(float (&d)[N / 2], uint64_t a, const uint32_t (&)[4], uint64_t b,  \
-                                                 int accumulate) {                                                  \
-      wgmma_m64n##N##k16_f16_ss<kTransA, kTransB>(d, a, b, accumulate);                                             \
-    }                                                                                                               \
-  };                                                                                                                \
-  template <int kTransA, int kTransB>                                                                               \
-  struct Wgmma<N, Form::kBf16FromRegisters, kTransA, kTransB> {                                                     \
-    static __device__ __forceinline__ void issue(float (&d)[N / 2], uint64_t, const uint32_t (&r)[4], uint64_t b,   \
-                                                 int accumulate) {                                                  \
-      wgmma_m64n##N##k16_bf16_rs<kTransB>(d, r, b, accumulate);                                                     \
-    }                                                                                                               \
-  };                                                                                                                \
-  template <int kTransA, int kTransB>                                                                               \
-  struct Wgmma<N, Form::kF16FromRegisters, kTransA, kTransB> {                                                      \
-    static __device__ __forceinline__ void issue(float (&d)[N / 2], uint64_t, const uint32_t (&r)[4], uint64_t b,   \
-                                                 int accumulate) {                                                  \
-      wgmma_m64n##N##k16_f16_rs<kTransB>(d, r, b, accumulate);                                                      \
-    }                                                                                                               \
+#define TILEPROOF_WGMMA(N)                                                                                            \
+  template <int kTransA, int kTransB>                                                                                 \
+  struct Wgmma<N, Form::kBf16Ss, kTransA, kTransB> {                                                                  \
+    static __device__ __forceinline__ void issue(float (&d)[N / 2], uint64_t a, const uint32_t (&)[4], uint64_t b,    \
+                                                 int accumulate) {                                                    \
+      wgmma_m64n##N##k16_bf16_ss<kTransA, kTransB>(d, a, b, accumulate);                                              \
+    }                                                                                                                 \
+  };                                                                                                                  \
+  template <int kTransA, int kTransB>                                                                                 \
+  struct Wgmma<N, Form::kF16Ss, kTransA, kTransB> {                                                                   \
+    static __device__ __forceinline__ void issue(float (&d)[N / 2], uint64_t a, const uint32_t (&)[4], uint64_t b,    \
+                                                 int accumulate) {                                                    \
+      wgmma_m64n##N##k16_f16_ss<kTransA, kTransB>(d, a, b, accumulate);                                               \
+    }                                                                                                                 \
+  };                                                                                                                  \
+  template <int kTransA, int kTransB>                                                                                 \
+  struct Wgmma<N, Form::kBf16Rs, kTransA, kTransB> {                                                                  \
+    static __device__ __forceinline__ void issue(float (&d)[N / 2], uint64_t, const uint32_t (&r)[4], uint64_t b,     \
+                                                 int accumulate) {                                                    \
+      wgmma_m64n##N##k16_bf16_rs<kTransB>(d, r, b, accumulate);                                                       \
+    }                                                                                                                 \
+  };                                                                                                                  \
+  template <int kTransA, int kTransB>                                                                                 \
+  struct Wgmma<N, Form::kF16Rs, kTransA, kTransB> {                                                                   \
+    static __device__ __forceinline__ void issue(float (&d)[N / 2], uint64_t, const uint32_t (&r)[4], uint64_t b,     \
+                                                 int accumulate) {                                                    \
+      wgmma_m64n##N##k16_f16_rs<kTransB>(d, r, b, accumulate);                                                        \
+    }                                                                                                                 \
   };
 // clang-format off
-#define TILEPROOF_EVERY_N(DO)                                                     \
-  DO(8) DO(16) DO(24) DO(32) DO(40) DO(48) DO(56) DO(64) DO(72) DO(80) DO(88)     \
-  DO(96) DO(104) DO(112) DO(120) DO(128) DO(136) DO(144) DO(152) DO(160) DO(168)  \
+#define TILEPROOF_EVERY_N(DO)                                                                                         \
+  DO(8) DO(16) DO(24) DO(32) DO(40) DO(48) DO(56) DO(64) DO(72) DO(80) DO(88)                                         \
+  DO(96) DO(104) DO(112) DO(120) DO(128) DO(136) DO(144) DO(152) DO(160) DO(168)                                      \
   DO(176) DO(184) DO(192) DO(200) DO(208) DO(216) DO(224) DO(232) DO(240) DO(248) DO(256)
 TILEPROOF_EVERY_N(TILEPROOF_WGMMA)
 // clang-format on
@@ -88,11 +89,11 @@ using Kernel = void (*)(const void*, int, const void*, float*, uint64_t, uint64_
 // For every N: both formats with A and B by K-major descriptors, and with A in registers and B K-major (bf16) or
 // MN-major (f16).
 Kernel for_n(int n, bool bfloat, bool from_registers) {
-#define TILEPROOF_CASE(N)                                                                              \
-  if (n == N && from_registers) {                                                                      \
-    return bfloat ? wgmma_kernel<N, Form::kBf16FromRegisters, 0, 0> : wgmma_kernel<N, Form::kF16FromRegisters, 0, 1>; \
-  }                                                                                                    \
-  if (n == N) return bfloat ? wgmma_kernel<N, Form::kBf16, 0, 0> : wgmma_kernel<N, Form::kF16, 0, 0>;
+#define TILEPROOF_CASE(N)                                                                                             \
+  if (n == N && from_registers) {                                                                                     \
+    return bfloat ? wgmma_kernel<N, Form::kBf16Rs, 0, 0> : wgmma_kernel<N, Form::kF16Rs, 0, 1>;                       \
+  }                                                                                                                   \
+  if (n == N) return bfloat ? wgmma_kernel<N, Form::kBf16Ss, 0, 0> : wgmma_kernel<N, Form::kF16Ss, 0, 0>;
   TILEPROOF_EVERY_N(TILEPROOF_CASE)
   return nullptr;
 }
@@ -102,15 +103,17 @@ Kernel for_layout(int n, int trans_a, int trans_b, bool bfloat, bool from_regist
   if (from_registers) {
     if (trans_b != int(bfloat)) return for_n(n, bfloat, true);
     if (n != 64) return nullptr;
-    return bfloat ? wgmma_kernel<64, Form::kBf16FromRegisters, 0, 1> : wgmma_kernel<64, Form::kF16FromRegisters, 0, 0>;
+    return bfloat ? wgmma_kernel<64, Form::kBf16Rs, 0, 1> : wgmma_kernel<64, Form::kF16Rs, 0, 0>;
   }
   if (!trans_a && !trans_b) return for_n(n, bfloat, false);
-  if (trans_a && trans_b && n == 64) return bfloat ? wgmma_kernel<64, Form::kBf16, 1, 1> : wgmma_kernel<64, Form::kF16, 1, 1>;
+  if (trans_a && trans_b && n == 64) {
+    return bfloat ? wgmma_kernel<64, Form::kBf16Ss, 1, 1> : wgmma_kernel<64, Form::kF16Ss, 1, 1>;
+  }
   if (!bfloat) return nullptr;
-  if (trans_a) return !trans_b && n == 16 ? wgmma_kernel<16, Form::kBf16, 1, 0> : nullptr;
-  return n == 8     ? wgmma_kernel<8, Form::kBf16, 0, 1>
-         : n == 40  ? wgmma_kernel<40, Form::kBf16, 0, 1>
-         : n == 256 ? wgmma_kernel<256, Form::kBf16, 0, 1>
+  if (trans_a) return !trans_b && n == 16 ? wgmma_kernel<16, Form::kBf16Ss, 1, 0> : nullptr;
+  return n == 8     ? wgmma_kernel<8, Form::kBf16Ss, 0, 1>
+         : n == 40  ? wgmma_kernel<40, Form::kBf16Ss, 0, 1>
+         : n == 256 ? wgmma_kernel<256, Form::kBf16Ss, 0, 1>
                     : nullptr;
 }
 
