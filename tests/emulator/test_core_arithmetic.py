@@ -68,6 +68,13 @@ def test_each_model_adds_in_its_own_way(emulator, row, expected):
         assert dot(emulator, row, [1.0] * len(row)) == value, model
 
 
+def test_the_exponent_of_a_product_is_that_of_its_factors(emulator):
+    """1.5 x 1.5 counts as below 2: beside it an addend of 2^-24 is not cut off."""
+    emulator.option("mma", ACCUMULATIONS.index("truncating"))
+    assert dot(emulator, [1.5, -1.5, ULP / 2], [1.5, 1.5, 1.0]) == ULP / 2
+    assert dot(emulator, [2.25, -2.25, ULP / 2], [1.0, 1.0, 1.0]) == 0
+
+
 def test_opposite_infinities_are_nan_in_each_model(emulator):
     for index in range(len(ACCUMULATIONS)):
         emulator.option("mma", index)
