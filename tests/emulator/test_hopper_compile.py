@@ -12,7 +12,7 @@ from tests.emulator import hopper
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc (CUDA toolkit) on this machine")
 
 # Wrong on purpose or written for layouts: ptxas may complain of how they use wgmma, but they compile.
-NOT_TUNED = {"hopper_protocol", "hopper_product"}
+NOT_TUNED = {"hopper_protocol", "hopper_product", "hopper_refusals"}
 
 
 @pytest.mark.parametrize("name", hopper.NAMES)

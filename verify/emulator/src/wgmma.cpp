@@ -199,7 +199,7 @@ Accumulator& take(State& state, const std::array<float*, 32>& registers, int n, 
             "the accumulator of %s overlaps registers of another accumulator that is in flight", name(thread).c_str());
     }
   }
-  state.accumulators.push_back(std::make_unique<Accumulator>());
+  state.accumulators.emplace_back(new Accumulator);  // not make_unique, which would clear the tile
   Accumulator& taken = *state.accumulators.back();
   taken.registers = registers;
   taken.n = n;
