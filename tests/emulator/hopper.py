@@ -6,6 +6,7 @@ for bit, whatever the order of accumulation.
 
 from __future__ import annotations
 
+import os
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -45,7 +46,9 @@ def headers() -> Path:
         path = folder / Path(name).name.removesuffix(".j2")
         content = render.render(name, context)
         if not path.exists() or path.read_bytes() != content:
-            path.write_bytes(content)
+            made = path.with_name(f".{path.name}.{os.getpid()}")
+            made.write_bytes(content)
+            made.replace(path)  # another process may be compiling with it
     return folder
 
 
