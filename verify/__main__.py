@@ -213,31 +213,50 @@ def fuzz(
 
 
 @main.command()
-@click.argument("package", required=False)
+@click.argument("packages_", metavar="[PACKAGE...]", nargs=-1)
 @_device
-@click.option(
-    "--sram", default="192KB", show_default=True, help="Budget of the packages to time when no PACKAGE is named."
-)
-@click.option("--d", "dims", default="64,128", show_default=True, help="Head widths.")
-@click.option("--n", "lengths", default="512,2048,4096", show_default=True, help="Sequence lengths.")
-@click.option("--dtype", "dtypes", default=None, help="Dtypes; default: what the device has kernels for.")
-@click.option("--arch", default=None, help="Target; default: cpu, or sm80 on a GPU.")
-@click.option("--tiles", default=None, help="Choose the best of these, per d and dtype: grid, or BRxBC,BRxBC.")
-@click.option("--batch", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--heads", type=click.IntRange(1), default=8, show_default=True)
-@click.option("--rounds", type=click.IntRange(1), default=7, show_default=True)
-@click.option("--threads", type=click.IntRange(1), default=None, help="torch threads, for both sides.")
+@click.option("--sram", default=None, help="Budget of the packages to time when no PACKAGE is named.  [default: 192KB]")
+@click.option("--tiling", default=None, help="GPU: their tiling, paper or tuned.  [default: paper]")
+@click.option("--arch", "archs", default=None, help="GPU: their targets, timed together.  [default: the GPU's best]")
+@click.option("--tiles", default=None, help="BRxBC,BRxBC, or grid on a CPU. CPU: the best is timed; GPU: each is.")
+@click.option("--d", "widths", default=None, help="Head widths.  [default: 64,128; GPU: 64,128,256]")
+@click.option("--n", "lengths", default=None, help="Lengths.  [default: 512,2048,4096; GPU: 512 to 16384]")
+@click.option("--dtype", "dtypes", default=None, help="Dtypes.  [default: all; GPU: bf16]")
+@click.option("--mask", "masks", default=None, help="GPU: full, causal.  [default: both]")
+@click.option("--layout", "layouts", default=None, help="GPU: order in memory, bhnd or bnhd.  [default: bhnd]")
+@click.option("--gqa", "groups", default=None, help="GPU: query heads per K/V head.  [default: 1]")
+@click.option("--peers", default=None, help="GPU: cudnn,fa2,efficient,flex,fa3,fa4; all, none.  [default: all]")
+@click.option("--tokens", type=click.IntRange(1), default=None, help="GPU: batch x N.  [default: 16384]")
+@click.option("--hidden", "columns", type=click.IntRange(1), default=None, help="GPU: heads x d.  [default: 2048]")
+@click.option("--batch", type=click.IntRange(1), default=None, help="CPU.  [default: 1]")
+@click.option("--heads", type=click.IntRange(1), default=None, help="CPU.  [default: 8]")
+@click.option("--threads", type=click.IntRange(1), default=None, help="CPU: torch threads, for both sides.")
+@click.option("--rounds", type=click.IntRange(1), default=None, help="[default: 7]")
+@click.option("--seed", type=int, default=None, help="GPU: of the order within the rounds.  [default: 0]")
+@click.option("--seconds", type=float, default=None, help="GPU: begin no further shape after so long.")
 @_out
 @_json
-def bench(**words: Any) -> None:
-    """Time packages against torch's own attention, alternately, and print the ratios."""
-    from verify import bench_report
+def bench(packages_: tuple[str, ...], device: str, out: Path | None, as_json: bool, **options: Any) -> None:
+    """Time packages beside torch's own attention (CPU) or every installed peer (GPU), and print the ratios.
+
+    Lists of --dtype, --layout and --gqa are forms of one shape, timed in the same rounds and compared with the first.
+    On a GPU --out FILE.json also draws FILE.png where matplotlib is installed; $TILEPROOF_PEERS names folders with
+    peers that are not installed.
+    """
+    from verify import bench_grid, bench_options, bench_plot, bench_report
     from verify.progress import bar
 
-    as_json, out = words.pop("as_json"), words.pop("out")
-    with bar(f"bench on {words['device']}", None) as step:
-        figures = bench_report.run(step=step, **words)
-    _finish(figures, as_json, out, lambda c: c.print(bench_report.table(figures)), True)
+    with bar(f"bench on {device}", None) as step:
+        if device == "cpu":
+            figures = bench_report.run(step=step, **bench_options.cpu(packages_, options))
+            made = bench_report.table(figures)
+        else:
+            grid = bench_options.grid(packages_, options)
+            figures = bench_grid.run(grid, step=step, say=lambda text: click.echo(text, err=True))
+            made = bench_grid.table(figures)
+    if device == "cuda" and out is not None:
+        click.echo(bench_plot.beside(figures, out), err=True)
+    _finish(figures, as_json, out, lambda c: c.print(made), True)
 
 
 @main.command()

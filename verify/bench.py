@@ -1,10 +1,11 @@
-"""Time an emitted package and torch's own attention alternately, and compare round by round.
+"""Time an emitted package and torch's own attention on the CPU alternately, and compare round by round.
 
 A shared machine drifts, so a figure here is never a time alone: in each round ours and every peer run back to back
 on the same tensors with the same thread count, the round gives one ratio per peer, and the cell's figure is the
 median ratio with its spread. Order within a round alternates, so that neither side always runs on the other's heat.
 
-FLOPs = 2 B H Nq Nk (d + dv), halved for causal.
+FLOPs = 2 B H Nq Nk (d + dv), halved for causal. A GPU has its own way to time (bench_cuda.py) and the same words for
+what was timed: Cell, Timing, spread, summary.
 """
 
 from __future__ import annotations
@@ -33,13 +34,16 @@ class Cell:
     causal: bool
     batch: int = 1
     heads: int = 8
+    gqa: int = 1  # query heads per key/value head
+    layout: str = "bhnd"  # how memory is ordered: "bhnd", or "bnhd", a row of all heads after the other
 
     @property
     def flops(self) -> float:
         return 4.0 * self.batch * self.heads * self.n * self.n * self.d * (0.5 if self.causal else 1.0)
 
     def __str__(self) -> str:
-        return f"{self.dtype} d={self.d} N={self.n} {'causal' if self.causal else 'full'}"
+        form = ([self.layout] if self.layout != "bhnd" else []) + ([f"gqa={self.gqa}"] if self.gqa != 1 else [])
+        return " ".join([f"{self.dtype} d={self.d} N={self.n} {'causal' if self.causal else 'full'}", *form])
 
 
 @dataclass(frozen=True)
@@ -119,19 +123,6 @@ def cpu_clock(call: Callable[[], Any], repeats: int) -> float:
     return (time.perf_counter() - start) / repeats
 
 
-def cuda_clock(call: Callable[[], Any], repeats: int) -> float:
-    """Seconds per call on the current CUDA stream, by events."""
-    import torch
-
-    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    for _ in range(repeats):
-        call()
-    stop.record()
-    stop.synchronize()
-    return float(start.elapsed_time(stop)) / 1e3 / repeats
-
-
 def alternate(
     ours: Callable[[], Any], peers: dict[str, Callable[[], Any]], *, rounds: int, clock: Clock = cpu_clock
 ) -> tuple[list[float], dict[str, list[float]]]:
@@ -150,14 +141,14 @@ def alternate(
     return mine, times
 
 
-def time_cell(attn: ModuleType, cell: Cell, *, device: str = "cpu", rounds: int = 7) -> Timing:
-    """Time one cell. On the CPU the peer is torch's default; on CUDA, each of torch's backends that takes it."""
+def time_cell(attn: ModuleType, cell: Cell, *, rounds: int = 7) -> Timing:
+    """Time one cell on the CPU; the peer is torch's default."""
     import torch
     from torch.nn import functional
 
     shape = (cell.batch, cell.heads, cell.n, cell.d)
-    made = torch.Generator(device=device).manual_seed(cell.n)
-    q, k, v = (torch.randn(shape, generator=made, device=device).to(torch_dtype(cell.dtype)) for _ in range(3))
+    made = torch.Generator().manual_seed(cell.n)
+    q, k, v = (torch.randn(shape, generator=made).to(torch_dtype(cell.dtype)) for _ in range(3))
 
     def ours() -> Any:
         return attn.attention(q, k, v, causal=cell.causal)
@@ -165,47 +156,17 @@ def time_cell(attn: ModuleType, cell: Cell, *, device: str = "cpu", rounds: int 
     def peer() -> Any:
         return functional.scaled_dot_product_attention(q, k, v, is_causal=cell.causal)
 
-    peers = {"torch": peer} if device == "cpu" else _cuda_peers(peer)
     with torch.no_grad():
-        mine, theirs = alternate(ours, peers, rounds=rounds, clock=cpu_clock if device == "cpu" else cuda_clock)
+        mine, theirs = alternate(ours, {"torch": peer}, rounds=rounds)
     return Timing(cell, mine, theirs)
 
 
-def _cuda_peers(call: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
-    """torch's fused backends that accept this call, by name."""
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    found: dict[str, Callable[[], Any]] = {}
-    for name, backend in (
-        ("fa2", "FLASH_ATTENTION"),
-        ("cudnn", "CUDNN_ATTENTION"),
-        ("efficient", "EFFICIENT_ATTENTION"),
-    ):
-        chosen = getattr(SDPBackend, backend, None)
-        if chosen is None:
-            continue
-
-        def only(chosen: Any = chosen) -> Any:
-            with sdpa_kernel(chosen):
-                return call()
-
-        try:
-            with torch.no_grad():
-                only()
-                torch.cuda.synchronize()
-        except RuntimeError:
-            continue
-        found[name] = only
-    return found
-
-
 def time_all(
-    attn_of: Callable[[Cell], ModuleType], wanted: Sequence[Cell], *, device: str, rounds: int, step: Step = silent
+    attn_of: Callable[[Cell], ModuleType], wanted: Sequence[Cell], *, rounds: int, step: Step = silent
 ) -> list[Timing]:
     """Time each cell with the package that `attn_of` gives for it."""
     timings = []
     for cell in wanted:
-        timings.append(time_cell(attn_of(cell), cell, device=device, rounds=rounds))
+        timings.append(time_cell(attn_of(cell), cell, rounds=rounds))
         step(note=str(cell))
     return timings

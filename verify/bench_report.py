@@ -1,4 +1,4 @@
-"""The bench command: which packages to time, the best tile among several, and the result as a file and a table."""
+"""The bench command on a CPU: which packages to time, the best tile among several, the result as file and table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from rich.table import Table
 
@@ -17,6 +17,13 @@ from verify.progress import Step, silent
 
 Tile = tuple[int, int]
 
+
+class Timer(Protocol):
+    """How one cell is timed: `bench.time_cell` on a CPU."""
+
+    def __call__(self, attn: ModuleType, cell: Cell, *, rounds: int) -> Timing: ...
+
+
 # What `--tiles grid` tries. Multiples of 96 and 128 suit the panels of every CPU path and the warps of mma.sync.
 GRID: tuple[Tile, ...] = tuple((br, bc) for br in (96, 128, 192, 256, 384) for bc in (64, 96, 128))
 
@@ -24,61 +31,55 @@ GRID: tuple[Tile, ...] = tuple((br, bc) for br in (96, 128, 192, 256, 384) for b
 def run(
     *,
     package: str | None,
-    device: str,
-    sram: str,
-    dims: str,
-    lengths: str,
-    dtypes: str | None,
-    arch: str | None,
-    tiles: str | None,
-    batch: int,
-    heads: int,
-    rounds: int,
-    threads: int | None,
+    sram: str = "192KB",
+    widths: Sequence[int] = (64, 128),
+    lengths: Sequence[int] = (512, 2048, 4096),
+    dtypes: Sequence[str] = (),
+    tiles: Sequence[Tile] = (),
+    batch: int = 1,
+    heads: int = 8,
+    rounds: int = 7,
+    threads: int | None = None,
     step: Step = silent,
 ) -> dict[str, Any]:
-    """Time what the command asks for; the words are its options, as typed.
+    """Time what the command asks for: a package, or one per width and dtype, with the best of `tiles` if there are any.
 
-    Raises: RequestError for a list that cannot be read, or when no tile of `tiles` is legal.
+    Raises: RequestError when no tile of `tiles` is legal.
     """
     import torch
 
     if threads is not None:
         torch.set_num_threads(threads)
-    devices.device(device)
-    before = machine.describe(device)
-    target = arch or ("cpu" if device == "cpu" else "sm80")
-    sizes = _numbers(lengths, "--n")
+    before = machine.describe("cpu")
     chosen: dict[str, Any] = {}
     timings: list[Timing] = []
     if package is not None:
         folder = packages.find(package)
         plan = packages.plan(folder)
         attn = packages.load(folder)
-        names = _words(dtypes) or devices.dtypes_of(plan, device)
-        wanted = cells(names, [plan["request"]["d"]], sizes, batch=batch, heads=heads)
-        timings = time_all(lambda cell: attn, wanted, device=device, rounds=rounds, step=step)
+        names = list(dtypes) or devices.dtypes_of(plan, "cpu")
+        wanted = cells(names, [plan["request"]["d"]], lengths, batch=batch, heads=heads)
+        timings = time_all(lambda cell: attn, wanted, rounds=rounds, step=step)
     else:
-        names = _words(dtypes) or (["float32", "bf16", "fp16"] if target == "cpu" else ["bf16", "fp16"])
-        for dtype in names:
-            for d in _numbers(dims, "--d"):
-                wanted = cells([dtype], [d], sizes, batch=batch, heads=heads)
-                make = _maker(sram, d, dtype, target)
-                tile, means = best_tile(make, _tiles(tiles), wanted, device=device, step=step)
+        for dtype in list(dtypes) or ["float32", "bf16", "fp16"]:
+            for d in widths:
+                wanted = cells([dtype], [d], lengths, batch=batch, heads=heads)
+                make = _maker(sram, d, dtype)
+                tile, means = best_tile(make, tiles, wanted, step=step)
                 attn = make(tile)
                 chosen[f"{dtype} d={d}"] = {
                     "tile": list(tile) if tile else "the planner's",
                     "tried": {f"{br}x{bc}": mean for (br, bc), mean in means.items()},
                 }
-                timings += time_all(lambda cell, attn=attn: attn, wanted, device=device, rounds=rounds, step=step)  # type: ignore[misc]
+                timings += time_all(lambda cell, attn=attn: attn, wanted, rounds=rounds, step=step)  # type: ignore[misc]
     peers = list(dict.fromkeys(name for t in timings for name in t.peers))
     return {
         "kind": "bench",
-        "device": device,
+        "device": "cpu",
         "machine": before,
         "load_at_the_end": machine.load(),
         "threads": torch.get_num_threads(),
-        "package": package or f"--sram {sram} per d and dtype, {target}",
+        "package": package or f"--sram {sram} per d and dtype, cpu",
         "rounds": rounds,
         "tiles": chosen,
         "cells": [t.describe() for t in timings],
@@ -91,7 +92,7 @@ def best_tile(
     tiles: Sequence[Tile],
     wanted: Sequence[Cell],
     *,
-    device: str,
+    timer: Timer | None = None,
     rounds: int = 3,
     step: Step = silent,
 ) -> tuple[Tile | None, dict[Tile, float]]:
@@ -106,7 +107,7 @@ def best_tile(
             attn = make(tile)
         except PlanError:
             continue
-        timings = [time_cell(attn, cell, device=device, rounds=rounds) for cell in wanted]
+        timings = [(timer or time_cell)(attn, cell, rounds=rounds) for cell in wanted]
         means[tile] = geometric_mean(statistics.median(t.ratio(next(iter(t.peers)))) for t in timings)
         step(note=f"Br={tile[0]} Bc={tile[1]}: {means[tile]:.2f}")
     if tiles and not means:
@@ -140,32 +141,10 @@ def table(figures: dict[str, Any]) -> Table:
     return made
 
 
-def _maker(sram: str, d: int, dtype: str, target: str) -> Callable[[Tile | None], ModuleType]:
+def _maker(sram: str, d: int, dtype: str) -> Callable[[Tile | None], ModuleType]:
     def make(tile: Tile | None) -> ModuleType:
         words: dict[str, Any] = {} if tile is None else {"br": tile[0], "bc": tile[1]}
-        folder: Path = packages.emit(sram=sram, d=d, dtypes=(dtype,), archs=(target,), **words)
+        folder: Path = packages.emit(sram=sram, d=d, dtypes=(dtype,), archs=("cpu",), **words)
         return packages.load(folder)
 
     return make
-
-
-def _words(text: str | None) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()] if text else []
-
-
-def _numbers(text: str, option: str) -> list[int]:
-    try:
-        return [int(word) for word in _words(text)]
-    except ValueError:
-        raise RequestError(f"{option} {text}: not a list of whole numbers", f"try {option} 64,128") from None
-
-
-def _tiles(text: str | None) -> list[Tile]:
-    if text == "grid":
-        return list(GRID)
-    try:
-        return [(int(br), int(bc)) for br, bc in (word.lower().split("x") for word in _words(text))]
-    except ValueError:
-        raise RequestError(
-            f"--tiles {text}: not a list of BRxBC", "try --tiles grid, or --tiles 96x64,192x128"
-        ) from None

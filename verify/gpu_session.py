@@ -29,9 +29,9 @@ from types import ModuleType
 from typing import Any
 
 from codegen.errors import RequestError
-from verify import bench_report, machine, packages, sanitize
+from verify import bench_cuda, bench_report, machine, packages, peers, sanitize
 from verify import calibrate as probes
-from verify.bench import Cell, summary, time_cell
+from verify.bench import Cell, Timing, summary
 
 ROOT = Path(__file__).resolve().parents[1]
 DTYPES = ("bf16", "fp16")
@@ -70,6 +70,7 @@ SPEED_TILES = {
     64: ((128, 128), (128, 96), (64, 256)),
     128: ((128, 64), (64, 128), (128, 128), (128, 192)),
 }
+SPEED_PEERS = ("fa2", "cudnn", "efficient")
 ROUNDS = 9
 
 
@@ -315,6 +316,13 @@ def speed(session: Session) -> None:
         "cells": [],
         "holds": False,
     }
+    found, figures["absent"] = peers.available(SPEED_PEERS)
+    some = packages.load(request(tile_request(64, SPEED_TILES[64][0])))
+    gpu = bench_cuda.Gpu(bench_cuda.nvcc_of(some))
+
+    def timer(attn: ModuleType, cell: Cell, *, rounds: int) -> Timing:
+        return bench_cuda.time_group([cell], lambda cell: {"sm80": attn}, found, gpu=gpu, rounds=rounds)[0]
+
     timings = []
     for dtype in DTYPES:
         for d, tiles in SPEED_TILES.items():
@@ -328,7 +336,7 @@ def speed(session: Session) -> None:
                 assert tile is not None
                 return packages.load(request(tile_request(d, tile)))
 
-            tile, means = bench_report.best_tile(make, tiles, wanted, device="cuda")
+            tile, means = bench_report.best_tile(make, tiles, wanted, timer=timer)
             attn = make(tile)
             figures["tiles"][f"{dtype} d={d}"] = {
                 "tile": list(tile or ()),
@@ -336,13 +344,13 @@ def speed(session: Session) -> None:
                 **identity(request(tile_request(d, tile or (0, 0)))),
             }
             for cell in wanted:
-                timings.append(time_cell(attn, cell, device="cuda", rounds=ROUNDS))
+                timings.append(timer(attn, cell, rounds=ROUNDS))
                 row = timings[-1].describe()
                 figures["cells"].append(row)
                 session.say(f"{cell}, tile {tile}: {row['ours_gflops'] / 1e3:.0f} TFLOP/s, "
                             + ", ".join(f"{p} {row[f'vs_{p}']['median']:.3f}" for p in timings[-1].peers))  # fmt: skip
-            peers = list(dict.fromkeys(name for t in timings for name in t.peers))
-            figures["summary"] = {peer: summary(timings, peer) for peer in peers}
+            names = list(dict.fromkeys(name for t in timings for name in t.peers))
+            figures["summary"] = {name: summary(timings, name) for name in names}
             figures["load_at_the_end"] = machine.load()
             figures["holds"] = len(timings) == len(DTYPES) * len(SPEED_TILES) * len(wanted)
             session.keep("speed", figures)

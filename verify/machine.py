@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 # Every distribution whose version can move a figure that we publish.
-DISTRIBUTIONS = ("torch", "numpy", "mpmath", "python-flint", "hypothesis", "transformers", "ml_dtypes")
+DISTRIBUTIONS = (
+    "torch", "numpy", "mpmath", "python-flint", "hypothesis", "transformers", "ml_dtypes", "triton", "flash_attn_3",
+    "flash-attn-4", "nvidia-cutlass-dsl",
+)  # fmt: skip
 # The instruction sets that decide which CPU paths exist, by their names in /proc/cpuinfo.
 CPU_FLAGS = (
     "avx2",

@@ -49,12 +49,14 @@ def test_means_and_spreads():
     assert [str(c) for c in bench.cells(["bf16"], [64], [512])] == ["bf16 d=64 N=512 full", "bf16 d=64 N=512 causal"]
 
 
-def test_the_best_tile_wins_by_geometric_mean(small_package, monkeypatch):
+def test_the_best_tile_wins_by_geometric_mean():
     speed = {(32, 16): 1.0, (64, 32): 1.5, (96, 64): 1.2}
-    monkeypatch.setattr(bench_report, "time_cell", lambda attn, cell, **_: bench.Timing(cell, [1.0], {"torch": [attn]}))
-    tile, means = bench_report.best_tile(
-        speed.__getitem__, list(speed), bench.cells(["bf16"], [64], [512]), device="cpu"
-    )
+    wanted = bench.cells(["bf16"], [64], [512])
+
+    def timer(attn, cell, *, rounds):
+        return bench.Timing(cell, [1.0], {"torch": [attn]})
+
+    tile, means = bench_report.best_tile(speed.__getitem__, list(speed), wanted, timer=timer)
     assert tile == (64, 32) and means == pytest.approx(speed)
 
 
@@ -75,6 +77,18 @@ def test_the_command_times_a_package_and_names_machine_and_load(small_package, t
         (["--n", "many"], "not a list of whole numbers"),
         (["--tiles", "32by16", "--n", "32", "--d", "32"], "not a list of BRxBC"),
         (["--tiles", "31x15", "--n", "32", "--d", "32", "--dtype", "float32"], "none of 31x15 is legal"),
+        (["--n", ","], "nothing is named"),
+        (["--gqa", "8"], "--gqa has no effect with --device cpu"),
+        (["--mask", "full"], "--mask has no effect with --device cpu"),
+        (["one", "two"], "a CPU times one at a time"),
+        (["--device", "cuda", "--threads", "2"], "--threads has no effect with --device cuda"),
+        (["--device", "cuda", "--peers", "fa5"], "known: cudnn, fa2, efficient, flex, fa3, fa4"),
+        (["--device", "cuda", "--layout", "dhnb"], "known: bhnd, bnhd"),
+        (["--device", "cuda", "--dtype", "float32"], "known: bf16, fp16"),
+        (["--device", "cuda", "--n", "500"], "does not divide 16384 tokens"),
+        (["--device", "cuda", "--d", "256", "--gqa", "3"], "not whole groups of heads"),
+        (["--device", "cuda", "--tiles", "grid"], "name tiles"),
+        (["--device", "cuda", "one", "--sram", "227KB"], "--sram has no effect with a named package"),
     ],
 )
 def test_a_list_that_cannot_be_read_exits_2(words, part):

@@ -1,0 +1,274 @@
+"""How packages and peers are timed on a GPU, told on a machine without one: what is measured is a table of numbers."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import random
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from codegen.errors import CheckFailed
+from verify import bench, bench_cuda, bench_grid, bench_plot, peers, sm_clock
+from verify.bench_check import Expected, rows_of
+from verify.bench_cuda import Sample
+from verify.bench_grid import Grid
+
+CELL = bench.Cell(dtype="bf16", d=32, n=64, causal=True, batch=2, heads=4, gqa=2)
+
+
+# ---- The check before timing
+
+
+def sdpa(q, k, v, causal, **more):
+    return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True, **more)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_right_attention_passes_the_check_and_wrong_calls_do_not(dtype, causal):
+    cell = bench.Cell(dtype=dtype, d=64, n=512, causal=causal, batch=2, heads=4, gqa=2)
+    q, k, v = bench_cuda.inputs(cell, "cpu")
+    expected = Expected(q, k, v, causal=causal, dtype=dtype)
+    o = sdpa(q, k, v, causal)
+    assert expected.difference(o) is None
+    wrong = {
+        "mask": sdpa(q, k, v, not causal),
+        "scale": sdpa(q, k, v, causal, scale=0.9 * cell.d**-0.5),
+        "heads": sdpa(q, k.flip(1), v.flip(1), causal),
+        "unwritten": torch.full_like(o, torch.nan),
+        "zeros": torch.zeros_like(o),
+        "shape": o.transpose(1, 2),
+        "a bit in the middle of the mantissa": o * 1.03125,
+    }
+    for name, output in wrong.items():
+        assert expected.difference(output) is not None, name
+
+
+def test_the_sampled_rows_hold_the_first_and_the_last_ones():
+    assert rows_of(2, random.Random(0)) == [0, 1]
+    rows = rows_of(512, random.Random(0))
+    assert rows[:3] == [0, 1, 2] and rows[-3:] == [509, 510, 511] and len(rows) > 6 and rows == sorted(set(rows))
+
+
+@pytest.mark.parametrize("layout", bench_grid.LAYOUTS)
+def test_inputs_are_normal_numbers_in_the_layout_asked_for(layout):
+    q, k, v = bench_cuda.inputs(
+        bench.Cell(dtype="bf16", d=32, n=64, causal=False, heads=4, gqa=2, layout=layout), "cpu"
+    )
+    assert tuple(q.shape) == (1, 4, 64, 32) and tuple(k.shape) == tuple(v.shape) == (1, 2, 64, 32)
+    assert q.transpose(1, 2).is_contiguous() == (layout == "bnhd") and q.is_contiguous() == (layout == "bhnd")
+    assert 0.8 < q.float().std() < 1.2 and not torch.equal(k, v)
+
+
+# ---- Rounds
+
+
+class FakeGpu:
+    """Answers a sample from a table of seconds; the clock falls from round to round."""
+
+    multiprocessors, capability = 132, (9, 0)
+
+    def __init__(self, seconds):
+        self.seconds, self.asked = seconds, []
+
+    def sample(self, call):
+        name = call()
+        self.asked.append(name)
+        return Sample(self.seconds.get(name, 1.0) * (1 + 0.01 * len(self.asked)), 1.5e9)
+
+    def matmul_flops(self):
+        return 700e12
+
+
+def test_every_round_samples_each_call_once_in_an_order_of_its_own():
+    order = []
+    calls = {name: (lambda name=name: order.append(name) or name) for name in "abcd"}
+    found = bench_cuda.interleave(calls, rounds=8, sample=FakeGpu({}).sample, choose=random.Random(0))
+    rounds = [tuple(order[i : i + 4]) for i in range(0, 32, 4)]
+    assert all(sorted(one) == list("abcd") for one in rounds) and len(set(rounds)) > 4
+    assert {name: len(taken) for name, taken in found.items()} == dict.fromkeys("abcd", 8)
+
+
+def peer(name, function):
+    return peers.Peer(name, name, "torch", lambda q, k, v, causal: peers.Call(lambda: function(q, k, v, causal)))
+
+
+def group(attn, found, cells=(CELL,)):
+    gpu = FakeGpu({})
+    gpu.sample = lambda call: Sample({"Tensor": 1.0}[type(call()).__name__], 1.5e9)
+    return bench_cuda.time_group(cells, lambda cell: {"ours": attn}, found, gpu=gpu, rounds=3, device="cpu")
+
+
+def test_a_peer_that_fails_or_computes_something_else_is_named_and_not_timed(right):
+    def failing(*_):
+        raise RuntimeError("no kernel for this head size\nlong text")
+
+    found = {
+        "good": peer("good", sdpa),
+        "mask": peer("mask", lambda q, k, v, causal: sdpa(q, k, v, not causal)),
+        "none": peer("none", failing),
+    }
+    (timing,) = group(right, found)
+    assert list(timing.peers) == ["good"] and len(timing.ours) == 3
+    assert timing.absent["none"] == "RuntimeError: no kernel for this head size"
+    assert timing.absent["mask"].startswith("not attention: batch ")
+
+
+def test_our_own_package_must_compute_attention(broken):
+    with pytest.raises(CheckFailed, match="ours on bf16 d=32 N=64 causal gqa=2: batch "):
+        group(broken(scores=lambda s: 1.1 * s), {})
+
+
+def test_forms_of_a_shape_share_rounds_and_compare_with_the_first(right):
+    plain = bench.Cell(dtype="bf16", d=32, n=64, causal=True, heads=4)
+    other = bench.Cell(dtype="bf16", d=32, n=64, causal=True, heads=4, layout="bnhd")
+    first, second = group(right, {"good": peer("good", sdpa)}, [plain, other])
+    assert first.plain is None and second.plain == first.ours
+    assert second.describe()["vs_plain"]["median"] == 1.0
+    assert bench_grid.summary([first, second])["ours"]["bf16 bnhd gqa=1"]["plain"]["cells"] == 1
+
+
+def timing(**changes):
+    usual = {
+        "cell": CELL, "package": "ours", "ours": [2.0, 2.0, 4.0],
+        "peers": {"cudnn": [3.0, 3.0, 3.0], "fa2": [2.2, 2.0, 4.0]},
+        "hertz": [1e9, 2e9, None], "peer_hertz": {"cudnn": [1e9] * 3, "fa2": [None] * 3}, "matmul_flops": 7e14,
+        "multiprocessors": 132, "capability": (9, 0),
+    }  # fmt: skip
+    return bench_cuda.GpuTiming(**{**usual, **changes})
+
+
+def test_figures_of_a_cell():
+    stated = timing().describe()
+    assert stated["best_peer"] == "fa2" and stated["vs_best"]["median"] == 1.0 and stated["vs_cudnn"]["median"] == 1.5
+    uses = [CELL.flops / (4096 * 132 * 2.0 * f) for f in (1e9, 2e9)]
+    assert stated["tensor_use"] == pytest.approx(sum(uses) / 2, rel=1e-12)
+    assert stated["peer_tensor_use"]["fa2"] is None and stated["clock_ghz"] == 1.5
+    assert stated["seconds"]["ours"] == [2.0, 2.0, 4.0] and "vs_plain" not in stated
+    unknown = timing(capability=(12, 0), peers={}, peer_hertz={}).describe()
+    assert unknown["tensor_use"] is None and "vs_best" not in unknown
+
+
+# ---- Clock
+
+
+def test_the_clock_is_cycles_over_nanoseconds_of_the_same_multiprocessor():
+    before = [[100, 1000], [0, 0], [50, 1000], [7, 1000]]
+    after = [[100 + 3000, 3000], [900, 3000], [50 + 3002, 3000], [7, 3000]]  # 1: read once only; 3: stood still
+    assert sm_clock.frequency(before, after) == pytest.approx(1.5005e9)
+    assert sm_clock.frequency([[0, 0]], [[5, 5]]) is None
+    assert sm_clock.tensor_use(4096 * 132 * 1.5e9, 1.0, 1.5e9, 132, (9, 0)) == 1.0
+    assert sm_clock.tensor_use(1.0, 1.0, None, 132, (9, 0)) is None
+
+
+# ---- Peers
+
+
+def test_peers_are_skipped_by_name_with_their_reason_and_found_in_the_folders_named(tmp_path, monkeypatch):
+    module = "flash_attn_interface"
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delenv(peers.FOLDERS_VARIABLE, raising=False)
+    found, absent = peers.available(("fa2", "fa3"))
+    assert list(found) == ["fa2"] and module in absent["fa3"]
+    inside = tmp_path / "unpacked" / "deeper"
+    inside.mkdir(parents=True)
+    (tmp_path / "unpacked" / "more.pth").write_text("deeper\n")
+    text = "def flash_attn_func(q, k, v, causal):\n    return q + (1 if causal else 0), None\n"
+    (inside / f"{module}.py").write_text(text)
+    monkeypatch.setenv(peers.FOLDERS_VARIABLE, str(tmp_path / "unpacked"))
+    found, absent = peers.available(("fa3",))
+    assert not absent
+    q = torch.arange(24.0).reshape(1, 2, 3, 4)
+    call = found["fa3"].prepare(q, q, q, True)
+    assert torch.equal(call.result(call.run()), q + 1)  # rows first inside, (B,H,N,d) outside
+    monkeypatch.delitem(sys.modules, module)
+
+
+def test_a_module_that_breaks_while_it_loads_is_absent(monkeypatch):
+    broken = peers.Peer("x", "x", "verify.no_such_module", lambda *_: None)
+    monkeypatch.setitem(peers.PEERS, "x", broken)
+    assert peers.available(("x",)) == ({}, {"x": "ModuleNotFoundError: No module named 'verify.no_such_module'"})
+    assert peers.names(None) == tuple(peers.PEERS) and peers.names("none") == () and peers.names("fa3,fa2,fa3") == (
+        "fa3", "fa2",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["MATH"])
+@pytest.mark.parametrize("gqa", [1, 2])
+def test_the_adapter_of_torch_runs_one_backend(backend, gqa):
+    cell = bench.Cell(dtype="bf16", d=32, n=48, causal=True, heads=4, gqa=gqa)
+    q, k, v = bench_cuda.inputs(cell, "cpu")
+    call = peers._sdpa(backend)(q, k, v, True)
+    assert Expected(q, k, v, causal=True, dtype="bf16").difference(call.result(call.run())) is None
+
+
+# ---- Grid, table, plot
+
+
+def test_the_default_grid_is_the_published_one():
+    shapes = Grid().shapes(bench_grid.WIDTHS)
+    assert len(shapes) == 36 and all(len(forms) == 1 for forms in shapes)
+    assert {(c.batch * c.n, c.heads * c.d) for (c,) in shapes} == {(16384, 2048)}
+    forms = Grid(dtypes=("bf16", "fp16"), layouts=bench_grid.LAYOUTS, groups=(1, 8)).shapes([128])[0]
+    assert len(forms) == 8 and str(forms[0]) == "bf16 d=128 N=512 full"
+    assert str(forms[-1]) == "fp16 d=128 N=512 full bnhd gqa=8"
+
+
+@pytest.fixture
+def stated(right, monkeypatch):
+    """The result file of two cells."""
+    monkeypatch.setattr(bench_grid, "_digest", lambda attn: "0" * 64)
+    monkeypatch.setattr(bench_grid.packages, "part", lambda attn, name: SimpleNamespace(NAME="attn_d32"))
+    cells = [
+        bench.Cell(dtype="bf16", d=32, n=n, causal=c, heads=4) for n, c in itertools.product((64, 128), (False, True))
+    ]
+    timings = [timing(cell=cell) for cell in cells]
+    timings[0] = timing(cell=cells[0], peers={"cudnn": [3.0] * 3}, absent={"fa2": "RuntimeError: no"})
+    header = {"gpu": {"model": "a card"}, "versions": {}}
+    return bench_grid.figures(
+        Grid(), timings, {32: {"ours": right}}, absent={"fa3": "not here"}, machine_header=header,
+        built={"ours, d=32": 1.0}, left_out=[],
+    )  # fmt: skip
+
+
+def test_the_result_names_peers_absent_ones_and_the_matrix_product(stated):
+    assert stated["matmul_gflops"] == {"median": 7e5, "min": 7e5, "max": 7e5}
+    assert stated["cells"][0]["percent_of_matmul"] == pytest.approx(100 * stated["cells"][0]["ours_gflops"] / 7e5)
+    means = stated["summary"]["ours"]["bf16 bhnd gqa=1"]
+    assert means["cudnn"] == {
+        "geometric_mean": pytest.approx(1.5),
+        "worst": 1.5,
+        "worst_cell": "bf16 d=32 N=128 causal",
+        "cells": 4,
+    }
+    assert means["best"]["geometric_mean"] == pytest.approx(1.5**0.25) and means["fa2"]["cells"] == 3
+
+
+def test_the_table_and_the_plot_show_every_cell(stated):
+    from rich.console import Console
+
+    console = Console(width=240, record=True, file=io.StringIO())
+    console.print(bench_grid.table(stated))
+    text = console.export_text()
+    assert text.count("causal") >= 2 and "no fa3: not here" in text and "best peer" in text
+    assert "cudnn 1.50±0.38" in text and "fa2 1.00±0.05" in text
+    lines = bench_plot.series(stated, 32, False)
+    assert list(lines) == ["ours", "cudnn", "fa2"] and [n for n, _ in lines["ours"]] == [64, 128]
+    assert [n for n, _ in lines["fa2"]] == [128]
+
+
+def test_a_missing_matplotlib_is_said(stated, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert bench_plot.beside(stated, tmp_path / "speed.json").startswith("no plot: ")
+
+
+def test_the_plot_is_written_beside_the_result(stated, tmp_path):
+    pytest.importorskip("matplotlib")
+    assert bench_plot.beside(stated, tmp_path / "speed.json") == f"plot: {tmp_path / 'speed.png'}"
+    assert (tmp_path / "speed.png").stat().st_size > 1000

@@ -1,0 +1,297 @@
+"""`verify bench --device cuda`: which packages, peers and shapes are timed together, and the figures as file and table.
+
+The default grid keeps 16384 tokens and 2048 columns in all heads: batch = tokens / N, heads = columns / d.
+Lists of dtypes, layouts and heads per K/V head make *forms* of one shape: they are timed in the same rounds, and the
+first form of each list is the plain one that `vs_plain` compares with.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from codegen import planners
+from codegen.errors import RequestError
+from verify import bench_cuda, devices, machine, packages, peers
+from verify.bench import Cell, geometric_mean
+from verify.bench_cuda import BEST, GpuTiming
+from verify.progress import Step, silent
+
+TOKENS, COLUMNS = 16384, 2048
+WIDTHS = (64, 128, 256)
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+MASKS = {"full": False, "causal": True}
+LAYOUTS = ("bhnd", "bnhd")
+ROUNDS = 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """What is asked for. `widths` is None where packages are named: theirs are taken."""
+
+    packages: tuple[str, ...] = ()
+    sram: str = "192KB"
+    tiling: str = "paper"
+    archs: tuple[str, ...] = ()
+    tiles: tuple[tuple[int, int], ...] = ()
+    widths: tuple[int, ...] | None = None
+    lengths: tuple[int, ...] = LENGTHS
+    dtypes: tuple[str, ...] = ("bf16",)
+    masks: tuple[str, ...] = tuple(MASKS)
+    layouts: tuple[str, ...] = ("bhnd",)
+    groups: tuple[int, ...] = (1,)
+    peers: tuple[str, ...] = tuple(peers.PEERS)
+    tokens: int = TOKENS
+    columns: int = COLUMNS
+    rounds: int = ROUNDS
+    seed: int = 0
+    seconds: float | None = None  # no further shape is begun after so long
+
+    def __post_init__(self) -> None:
+        for option, given, known in (
+            ("--mask", self.masks, tuple(MASKS)),
+            ("--layout", self.layouts, LAYOUTS),
+            ("--dtype", self.dtypes, ("bf16", "fp16")),
+        ):
+            for word in given:
+                if word not in known:
+                    raise RequestError(f"{option} {word}: unknown", f"known: {', '.join(known)}")
+        for n in self.lengths:
+            if n < 1 or self.tokens % n:
+                raise RequestError(f"--n {n}: does not divide {self.tokens} tokens", "try a power of two, or --tokens")
+        for d, group in itertools.product(self.widths or WIDTHS, self.groups):
+            if self.columns % d or (self.columns // d) % max(group, 1) or group < 1:
+                raise RequestError(
+                    f"--d {d} --gqa {group}: {self.columns} columns are not whole groups of heads", "try --hidden"
+                )
+
+    def shapes(self, widths: Sequence[int]) -> list[list[Cell]]:
+        """One list per shape: its forms, the plain one first."""
+        return [
+            [
+                Cell(
+                    dtype=dtype, d=d, n=n, causal=MASKS[mask], batch=self.tokens // n, heads=self.columns // d,
+                    gqa=group, layout=layout,
+                )
+                for dtype, layout, group in itertools.product(self.dtypes, self.layouts, self.groups)
+            ]
+            for d, mask, n in itertools.product(widths, self.masks, self.lengths)
+        ]  # fmt: skip
+
+
+Modules = dict[int, dict[str, ModuleType]]  # by width, then by label
+
+
+def load(grid: Grid) -> Modules:
+    """The packages to time: those named, or one per width, target and tile.
+
+    Raises: RequestError, PlanError as the generator.
+    """
+    found: Modules = {}
+    for name in grid.packages:
+        folder = packages.find(name)
+        found.setdefault(packages.plan(folder)["request"]["d"], {})[folder.name] = packages.load(folder)
+    if grid.packages:
+        return found
+    for d, arch in itertools.product(grid.widths or WIDTHS, grid.archs or (default_arch(),)):
+        for tile in grid.tiles or (None,):
+            words: dict[str, Any] = {} if tile is None else {"br": tile[0], "bc": tile[1]}
+            if grid.tiling != "paper":
+                words["tiling"] = grid.tiling
+            label = arch if tile is None else f"{arch} {tile[0]}x{tile[1]}"
+            folder = packages.emit(sram=grid.sram, d=d, dtypes=grid.dtypes, archs=(arch,), **words)
+            found.setdefault(d, {})[label] = packages.load(folder)
+    return found
+
+
+def default_arch() -> str:
+    """The target with the most specific kernels for the current GPU."""
+    import torch
+
+    hopper = "sm90a" in planners.TARGETS and torch.cuda.get_device_capability() == (9, 0)
+    return "sm90a" if hopper else "sm80"
+
+
+def build(modules: Modules) -> dict[str, float]:
+    """Compile what is not in the cache, side by side; seconds of each."""
+
+    def one(attn: ModuleType) -> float:
+        start = time.monotonic()
+        packages.part(attn, "build").library("cuda")
+        return round(time.monotonic() - start, 2)
+
+    named = {f"{label}, d={d}": attn for d, by in modules.items() for label, attn in by.items()}
+    with ThreadPoolExecutor(machine.cpu()["cores"] or 1) as pool:
+        return dict(zip(named, pool.map(one, named.values()), strict=True))
+
+
+def run(grid: Grid, *, step: Step = silent, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """Time the grid on the current GPU.
+
+    Raises: RequestError without a GPU; CheckFailed when a package does not compute attention.
+    """
+    devices.device("cuda")
+    stated = machine.describe("cuda")
+    modules = load(grid)
+    built = build(modules)
+    step(note="built")
+    found, absent = peers.available(grid.peers)
+    stated["versions"] = machine.versions()  # again: those of $TILEPROOF_PEERS are in reach now
+    gpu = bench_cuda.Gpu(bench_cuda.nvcc_of(next(iter(next(iter(modules.values())).values()))))
+    until = None if grid.seconds is None else time.monotonic() + grid.seconds
+    timings: list[GpuTiming] = []
+    left_out: list[str] = []
+    for shape in grid.shapes(list(modules)):
+        if until is not None and time.monotonic() > until:
+            left_out += map(str, shape)
+            continue
+        fresh = bench_cuda.time_group(
+            shape, lambda cell: modules[cell.d], found, gpu=gpu, rounds=grid.rounds, seed=grid.seed
+        )
+        timings += fresh
+        for t in fresh:
+            say(line(t))
+        step(note=str(shape[0]))
+    return figures(grid, timings, modules, absent=absent, machine_header=stated, built=built, left_out=left_out)
+
+
+def line(t: GpuTiming) -> str:
+    """One finished cell in a line, for a log."""
+    against = ", ".join(f"{peer} {statistics.median(t.ratio(peer)):.3f}" for peer in t.peers)
+    return f"{t.cell}, {t.package}: {t.cell.flops / statistics.median(t.ours) / 1e12:.0f} TFLOP/s; {against}"
+
+
+def figures(
+    grid: Grid,
+    timings: Sequence[GpuTiming],
+    modules: Modules,
+    *,
+    absent: Mapping[str, str],
+    machine_header: dict[str, Any],
+    built: Mapping[str, float],
+    left_out: Sequence[str],
+) -> dict[str, Any]:
+    """The result file."""
+    rows = [t.describe() for t in timings]
+    rates = [t.matmul_flops / 1e9 for t in timings if t.matmul_flops is not None]
+    matmul = statistics.median(rates) if rates else None
+    for row in rows:
+        row["percent_of_matmul"] = None if matmul is None else 100 * row["ours_gflops"] / matmul
+    return {
+        "kind": "speed",
+        "device": "cuda",
+        "machine": machine_header,
+        "load_at_the_end": machine.load(),
+        "shapes": f"{grid.tokens} tokens, {grid.columns} columns in all heads",
+        "rounds": grid.rounds,
+        "packages": {
+            f"{label}, d={d}": {"name": packages.part(attn, "contents").NAME, "digest": _digest(attn)}
+            for d, by in modules.items()
+            for label, attn in by.items()
+        },
+        "build_seconds": dict(built),
+        "peers": {name: peers.PEERS[name].title for name in dict.fromkeys(p for t in timings for p in t.peers)},
+        "absent": dict(absent),
+        "matmul_gflops": None if not rates else {"median": matmul, "min": min(rates), "max": max(rates)},
+        "summary": summary(timings),
+        "left_out": list(left_out),
+        "cells": rows,
+    }
+
+
+def _digest(attn: ModuleType) -> str:
+    from pathlib import Path
+
+    assert attn.__file__ is not None
+    return str(packages.plan(Path(attn.__file__).parent)["digest"])
+
+
+def summary(timings: Sequence[GpuTiming]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Package -> form -> peer ("best", "plain" too) -> geometric mean of the cells' median ratios, and the worst."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for t in timings:
+        per_form = found.setdefault(t.package, {}).setdefault(form(t.cell), {})
+        rounds = {peer: t.ratio(peer) for peer in t.peers}
+        if t.best is not None:
+            rounds[BEST] = t.ratio(t.best)
+        if t.plain is not None:
+            rounds["plain"] = [a / b for a, b in zip(t.plain, t.ours, strict=True)]
+        for peer, ratios in rounds.items():
+            per_form.setdefault(peer, []).append((statistics.median(ratios), str(t.cell)))
+    return {
+        package: {
+            name: {
+                peer: {
+                    "geometric_mean": geometric_mean(ratio for ratio, _ in cells),
+                    "worst": min(cells)[0],
+                    "worst_cell": min(cells)[1],
+                    "cells": len(cells),
+                }
+                for peer, cells in by_peer.items()
+            }
+            for name, by_peer in forms.items()
+        }
+        for package, forms in found.items()
+    }
+
+
+def form(cell: Cell) -> str:
+    """What makes a cell other than the plain one of its shape."""
+    return f"{cell.dtype} {cell.layout} gqa={cell.gqa}"
+
+
+def table(stated: dict[str, Any]) -> Table:
+    """One row per cell and package: TFLOP/s, how much of the card that is, and the ratio to each peer."""
+    names = list(stated["peers"])
+    rate = stated["matmul_gflops"]
+    ceiling = f"; {bench_cuda.MATMUL}^3 product {rate['median'] / 1e3:.0f} TFLOP/s" if rate else ""
+    made = Table(
+        title=f"speed on {stated['machine']['gpu']['model']}, {stated['shapes']}, {stated['rounds']} rounds{ceiling}",
+        caption="\n".join([*summary_lines(stated), *(f"no {name}: {why}" for name, why in stated["absent"].items())]),
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1),
+    )
+    figures = ("TFLOP/s", "% of product", "tensor %", "GHz", *(f"vs {name}" for name in names), "best peer")
+    for name in ("d", "N", "mask", "form", "package", *figures):
+        made.add_column(name, justify="right")
+    for row in stated["cells"]:
+        use, clock, part = row["tensor_use"], row["clock_ghz"], row["percent_of_matmul"]
+        ratios = [ratio(row.get(f"vs_{name}")) for name in names]
+        best = f"{row['best_peer']} {ratio(row[f'vs_{BEST}'])}" if row.get("best_peer") else "-"
+        made.add_row(
+            str(row["d"]), str(row["n"]), "causal" if row["causal"] else "full",
+            f"{row['dtype']} {row['layout']} {row['gqa']}", row["package"], f"{row['ours_gflops'] / 1e3:.0f}",
+            "-" if part is None else f"{part:.0f}", "-" if use is None else f"{100 * use:.1f}",
+            "-" if clock is None else f"{clock:.2f}", *ratios, best,
+        )  # fmt: skip
+    return made
+
+
+def ratio(spread: dict[str, float] | None) -> str:
+    """Median and half the distance of the quartiles."""
+    return "-" if spread is None else f"{spread['median']:.2f}±{(spread['high'] - spread['low']) / 2:.2f}"
+
+
+def summary_lines(stated: dict[str, Any]) -> list[str]:
+    """The geometric means, one line per package and form."""
+    return [
+        f"{package}, {name}: "
+        + "; ".join(
+            f"/ {peer} {s['geometric_mean']:.3f} (worst {s['worst']:.3f}: {s['worst_cell']})"
+            for peer, s in by_peer.items()
+        )
+        for package, forms in stated["summary"].items()
+        for name, by_peer in forms.items()
+    ]
