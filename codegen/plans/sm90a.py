@@ -15,7 +15,7 @@ WARPGROUP_ROWS = 64  # rows of one wgmma: one consumer
 GRANULE = 16  # keys of a k16 step of P V
 ALIGNMENT = 1024  # bytes: period of the widest swizzle
 BARRIER_BYTES = 256
-COUNTER_FROM = 24  # query tiles per head
+COUNTER_FROM = 20  # query tiles per head
 SECTION_BYTES = 32 * 1024 * 1024
 
 # Registers per thread of the producer and of a consumer after setmaxnreg, by consumers and blocks per SM.
@@ -60,7 +60,6 @@ class Sm90aPlan:
     p_in_shared: bool  # P through shared memory, not through registers: fewer registers, more shared-memory traffic
     ping_pong: bool  # consumers issue their products in turn
     lazy_rescale: bool  # O is multiplied only when a maximum moved by more than 8 in base-2 units
-    o_through_shared: bool = False  # O leaves through shared memory, not straight from registers
     skips_masked: bool = False  # causal: a consumer leaves out key tiles that only later rows of its tile see
     blocks_per_sm: int = 1
     causal: str = "any"  # the mask forms that are compiled: "any", "full" or "causal"
@@ -105,10 +104,6 @@ class Sm90aPlan:
         return panel(self.dv_padded)
 
     @property
-    def o_in_p(self) -> bool:
-        return self.p_in_shared and self.dv_padded <= self.bc
-
-    @property
     def layout(self) -> tuple[Region, ...]:
         parts = [
             ("kQAt", "Q tile", self.br * self.d_padded),
@@ -117,16 +112,12 @@ class Sm90aPlan:
         ]
         if self.p_in_shared:
             parts.append(("kPAt", "P tile", self.br * self.bc))
-        if self.o_through_shared and not self.o_in_p:
-            parts.append(("kOAt", "O tile", self.br * self.dv_padded))
         regions: list[Region] = []
         at = 0
         for constant, name, elements in parts:
             at = -(-at // ALIGNMENT) * ALIGNMENT
             regions.append(Region(constant=constant, name=name, offset=at, bytes=ITEMSIZE * elements))
             at += ITEMSIZE * elements
-        if self.o_through_shared and self.o_in_p:  # P of the last key tile has been read by then
-            regions.append(Region(constant="kOAt", name="O tile, in place of P", offset=regions[-1].offset, bytes=0))
         regions.append(Region(constant="kBarriersAt", name="barriers", offset=at, bytes=BARRIER_BYTES))
         regions.append(Region(constant="kTileAt", name="the tile given out", offset=at + BARRIER_BYTES, bytes=16))
         return tuple(regions)

@@ -34,8 +34,7 @@ TIME_LIMIT_S = 120  # of the check of one plan
 
 
 def plan(br: int, bc: int, d: int, dv: int | None = None, **more: Any) -> Sm90aPlan:
-    o_through_shared = (dv or d) % 64 == 0 and d <= 128
-    usual = {"o_through_shared": o_through_shared, "stages_k": 2, "stages_v": 2, "p_in_shared": False, "ping_pong": br > 64, "lazy_rescale": d > 192}
+    usual = {"stages_k": 2, "stages_v": 2, "p_in_shared": False, "ping_pong": br > 64, "lazy_rescale": d > 192}
     return Sm90aPlan(br=br, bc=bc, d=d, dv=dv or d, **{**usual, **more})
 
 
@@ -43,8 +42,7 @@ PLANS: dict[str, tuple[Sm90aPlan, tuple[str, ...]]] = {
     "d128_192x128": (plan(192, 128, 128, p_in_shared=True), ("bf16",)),
     "d128_192x128_skip": (plan(192, 128, 128, p_in_shared=True, skips_masked=True), ("bf16",)),
     "d128_128x128": (plan(128, 128, 128), ("bf16", "fp16")),
-    "d128_128x128_direct": (plan(128, 128, 128, o_through_shared=False), ("bf16",)),
-    "d128_128x176": (plan(128, 176, 128, ping_pong=False, o_through_shared=False), ("bf16",)),
+    "d128_128x176": (plan(128, 176, 128, ping_pong=False), ("bf16",)),
     "d64_192x128": (plan(192, 128, 64), ("bf16", "fp16")),
     "d64_192x128_skip": (plan(192, 128, 64, skips_masked=True), ("bf16",)),
     "d64_256x64": (plan(256, 64, 64), ("bf16",)),
