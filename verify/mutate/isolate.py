@@ -10,6 +10,7 @@ import os
 import pickle
 import selectors
 import signal
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -79,6 +80,7 @@ def _start(item: Item, function: Callable[[Item], Value]) -> _Child[Item]:
     status = 1
     try:
         try:
+            _single_threaded()
             said = pickle.dumps((True, function(item)))
         except BaseException as error:  # it is raised again in the parent
             said = pickle.dumps((False, error))
@@ -87,6 +89,14 @@ def _start(item: Item, function: Callable[[Item], Value]) -> _Child[Item]:
         status = 0
     finally:
         os._exit(status)
+
+
+def _single_threaded() -> None:
+    """The threads of the parent's OpenMP are not in the child, and waiting for them would have no end."""
+    if "torch" in sys.modules:
+        import torch
+
+        torch.set_num_threads(1)
 
 
 def _value(child: _Child[Item], lost: Callable[[Item, str, float], Value], how: str) -> Value:

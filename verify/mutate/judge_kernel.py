@@ -16,9 +16,10 @@ from verify.arithmetic import gamma
 from verify.cases import Array, Case
 from verify.compare import ratio
 from verify.devices import Path
+from verify.emulator.emulator import FindingError
 from verify.formats import round_to
-from verify.mutate.kill import BITS, BOUND, SPECIAL, Kill
-from verify.mutate.probes import ROUNDED_WEIGHTS
+from verify.mutate.kill import BITS, BOUND, FINDING, SPECIAL, Kill
+from verify.mutate.probes import LOST_ROWS, ROUNDED_WEIGHTS
 
 Run = Callable[[Case], tuple[Array, Array]]  # one call of a kernel: O and LSE as float64
 FORMS = ("", "debug")  # as shipped; with O in float32, where a 16-bit output hides less
@@ -43,7 +44,11 @@ class Judge:
         outputs: dict[tuple[str, str], Array] = {}
         for form, run in runs.items():
             for case in cases:
-                o, lse = run(case)
+                try:
+                    o, lse = run(case)
+                except FindingError as error:
+                    yield Kill(FINDING, case.name, None, str(error).splitlines()[0]), form
+                    continue
                 outputs[form, case.name] = o
                 yield self.hear(case, form, o, lse), form
         for case in cases:
@@ -53,6 +58,10 @@ class Judge:
     def hear(self, case: Case, form: str, o: Array, lse: Array) -> Kill | None:
         """What is wrong with one answer, or None."""
         path, truth = self.paths[form], self.truths[case.name]
+        if case.name == LOST_ROWS:
+            lost = np.argwhere(np.isneginf(lse))
+            text = f"lse{list(map(int, lost[0]))} = -inf, but the row sees keys" if len(lost) else ""
+            return Kill(SPECIAL, case.name, None, text) if text else None
         verdict = judge.hear(case, [(path, o, lse)], truth=truth, spec=False, rows=0, compare_plain=False)[0]
         if verdict.broken_classes:
             return Kill(SPECIAL, case.name, None, verdict.broken_classes[0])

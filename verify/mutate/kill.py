@@ -37,11 +37,17 @@ class Result:
     probes: int  # how many were run
     seconds: float
     form: str = ""  # of the kernel: "" for the one that is shipped, "debug" for float32 outputs
+    wants: str | None = None  # the check that has to notice; None: any
+
+    @property
+    def noticed(self) -> bool:
+        """Whether a check that counts has noticed it."""
+        return self.kill is not None and self.wants in (None, self.kill.check)
 
     @property
     def holds(self) -> bool:
-        """Killed; or survived, as an equivalent one has to."""
-        return (self.kill is not None) == (self.mutant.equivalent is None)
+        """Noticed; or not, as an equivalent one has to be."""
+        return self.noticed == (self.mutant.equivalent is None)
 
     def describe(self) -> dict[str, Any]:
         kill = self.kill

@@ -17,6 +17,7 @@ from verify.inputs import FAMILIES
 from verify.mutate.probes_spec import clear_logits
 from verify.suite import Shape, case
 
+LOST_ROWS = "lost rows"
 ROUNDED_WEIGHTS = "rounded weights"  # judged by definition as well: see judge_kernel.py
 
 
@@ -79,12 +80,23 @@ def probes(dtype: str, *, d: int, dv: int, br: int, bc: int, seed: int = 3) -> l
         two_levels,
         with_logits(ROUNDED_WEIGHTS, clear_logits(np.random.default_rng(seed), bc, dtype if dtype == "fp16" else "bf16",
                                                   distance=0.02), 3),
+        _lost_rows(dtype, d=d, dv=dv, bc=bc, seed=seed),
         with_logits("equal logits", np.zeros(600), 1),
         drawn("drift", "drift", nq=2, nk=1),
     ]  # fmt: skip
     table = list(special.table(dtype, d=d, dv=dv, bc=bc, seed=seed))
     late = _late_first_key(dtype, d=d, dv=dv, bc=bc, seed=seed)
     return [*found[:-2], late, *table, *found[-2:]]
+
+
+def _lost_rows(dtype: str, *, d: int, dv: int, bc: int, seed: int) -> Case:
+    """Logits so large that the rounding of m c alone can push every weight of a row below what float32 holds. mma_sm80
+    claims no bound here; still no row may pass for one without keys, and that is all that is asked of this case."""
+    rng = np.random.default_rng([seed, bc])
+    size = 2.0**14 if dtype == "fp16" else 2.0**19
+    q, k, v = (rng.standard_normal((1, 1, n, w)) for n, w in ((24, d), (bc + 3, d), (bc + 3, dv)))
+    made = Case(name=LOST_ROWS, family="special", dtype=dtype, q=q * size, k=k * size, v=v, scale=d**-0.5, seed=seed)
+    return made.with_dtype(dtype)
 
 
 def _late_first_key(dtype: str, *, d: int, dv: int, bc: int, seed: int) -> Case:

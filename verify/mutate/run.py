@@ -7,6 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from codegen.errors import RequestError
@@ -14,6 +15,7 @@ from verify import machine
 from verify.mutate import isolate, targets, units
 from verify.mutate.kill import CHECKS, Result
 from verify.mutate.mutant import Mutant
+from verify.mutate.synchronisation import SUFFIX, Synchronisation, archs
 from verify.progress import Step, silent
 
 TIMEOUT_S = 120.0  # one mutant, compilation included
@@ -21,7 +23,10 @@ TARGETS: dict[str, Callable[[], targets.Target]] = {
     "spec": targets.Spec,
     "cpu": targets.vector,
     "cpu-amx": targets.matrix,
+    "sm80": targets.sm80,
 }
+for _arch in archs():
+    TARGETS[f"{_arch}{SUFFIX}"] = partial(Synchronisation, _arch)
 
 
 def here() -> list[str]:
@@ -104,7 +109,7 @@ def stated(target: targets.Target, facts: dict[str, Any], results: Sequence[Resu
         "target": target.name,
         **facts,
         "mutants": len(results),
-        "killed": sum(r.kill is not None for r in results),
+        "killed": sum(r.noticed for r in results),
         "equivalent": sum(r.mutant.equivalent is not None for r in results),
         "by_check": {check: by_check[check] for check in CHECKS if by_check[check]},
         "by_expected_probe": sum(r.kill is not None and r.kill.probe == r.mutant.probe for r in results),

@@ -11,8 +11,12 @@ from codegen import package as rendered
 from codegen.errors import CheckFailed
 from codegen.problem import Problem
 from verify import packages
+from verify.cases import Array, Case
 from verify.devices import Path
-from verify.mutate import catalogue_amx, catalogue_cpu, catalogue_spec, probes, probes_spec, units
+from verify.emulator import build
+from verify.emulator.device import Call
+from verify.emulator.emulator import SCHEDULES, Emulator
+from verify.mutate import catalogue_amx, catalogue_cpu, catalogue_sm80, catalogue_spec, probes, probes_spec, units
 from verify.mutate.judge_kernel import FORMS, Judge, Run
 from verify.mutate.kill import ERROR, Kill, Result
 from verify.mutate.mutant import Inapplicable, Mutant
@@ -22,9 +26,14 @@ from verify.mutate.reference import copy_of_spec
 class Target(Protocol):
     """What the runner asks for."""
 
-    name: str
-    mutants: Sequence[Mutant]
-    inapplicable: Sequence[Inapplicable]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def mutants(self) -> Sequence[Mutant]: ...
+
+    @property
+    def inapplicable(self) -> Sequence[Inapplicable]: ...
 
     def prepare(self, mutants: Iterable[Mutant]) -> dict[str, Any]:
         """Build and hear what is not broken, ahead of these mutants; facts for the report.
@@ -61,6 +70,16 @@ class Spec:
         return Result(self.name, mutant, None, seen, time.monotonic() - start)
 
 
+def path_of(stated: Mapping[str, Any], isa: str, dtype: str, *, debug: bool) -> Path:
+    """The kernel of a package (its plan.json) on an instruction set or architecture."""
+    made = next(v for v in stated["variants"] if isa in (v["isa"], v["target"]) and v["dtype"] == dtype)
+    plan = dict(made["plan"])
+    return Path(
+        device="cpu", isa=isa, unit=isa, dtype=dtype, arithmetic=made["arithmetic"], br=plan["br"], bc=plan["bc"],
+        plan=plan, debug=debug,
+    )  # fmt: skip
+
+
 @dataclass
 class Host:
     """The package that mutants of one dtype live in: its text by form, and the judge of its kernel."""
@@ -92,7 +111,7 @@ class Kernels:
         dtypes = dict.fromkeys(m.dtype or self.dtype for m in mutants)
         for dtype in dtypes:
             files = {form: rendered.render_package(self.problem(dtype, debug=form == "debug")) for form in FORMS}
-            paths = {form: self._path(files[form], dtype, debug=form == "debug") for form in FORMS}
+            paths = {form: self._path(files[form], dtype, form) for form in FORMS}
             asked = self.problem(dtype, debug=False)
             cases = probes.probes(dtype, d=asked.d, dv=asked.dv, br=paths[""].br, bc=paths[""].bc)
             host = self.hosts[dtype] = Host(files, Judge(paths, cases))
@@ -101,6 +120,9 @@ class Kernels:
         tiles = {dtype: self.hosts[dtype].judge.paths[""] for dtype in dtypes}
         what = ", ".join(f"{p.isa}/{dtype} Br={p.br} Bc={p.bc}" for dtype, p in tiles.items())
         return {"what": what, "probes": max((len(h.judge.cases) for h in self.hosts.values()), default=0)}
+
+    def _path(self, files: Mapping[str, bytes], dtype: str, form: str) -> Path:
+        return path_of(rendered.read_plan(files[rendered.PLAN_FILE]), self.isa, dtype, debug=form == "debug")
 
     def examine(self, mutant: Mutant) -> Result:
         start, seen, form = time.monotonic(), 0, ""
@@ -111,15 +133,6 @@ class Kernels:
             if kill is not None:
                 return Result(self.name, mutant, kill, seen, time.monotonic() - start, form)
         return Result(self.name, mutant, None, seen, time.monotonic() - start, form)
-
-    def _path(self, files: Mapping[str, bytes], dtype: str, *, debug: bool) -> Path:
-        variants = rendered.read_plan(files[rendered.PLAN_FILE])["variants"]
-        made = next(v for v in variants if self.isa in (v.get("isa"), v["target"]) and v["dtype"] == dtype)
-        plan = dict(made["plan"])
-        return Path(
-            device="cpu", isa=self.isa, unit=self.isa, dtype=dtype, arithmetic=made["arithmetic"],
-            br=plan["br"], bc=plan["bc"], plan=plan, debug=debug,
-        )  # fmt: skip
 
 
 class _Lazy:
@@ -158,6 +171,28 @@ class Cpu(Kernels):
         return units.Unit(units.library(files, self.isa), self.isa, dtype, debug=debug)
 
 
+class Emulated(Kernels):
+    """A CUDA kernel, run by the emulator in one schedule; a finding kills as well."""
+
+    def problem(self, dtype: str, *, debug: bool) -> Problem:
+        return packages.request(
+            sram="163KB", d=24, dv=40, dtypes=(dtype,), archs=(self.isa,), br=64, bc=32, debug=debug
+        )
+
+    def load(self, files: Mapping[str, bytes], dtype: str, *, debug: bool) -> Run:
+        text = files[f"csrc/forward_{self.isa}.cu"].decode()
+        includes = [packages.emit(self.problem(dtype, debug=debug)) / "csrc"]
+        emulator = Emulator(build.library(text, includes=includes, name=f"forward_{self.isa}.cu"))
+        emulator.configure(SCHEDULES[0])
+
+        def run(case: Case) -> tuple[Array, Array]:
+            call = Call.of(case, debug=debug)
+            call.launch(emulator, self.isa).check()
+            return call.result("o"), call.result("lse")
+
+        return run
+
+
 def vector() -> Cpu:
     """The vector kernels of the CPU, on the middle instruction set that this machine has."""
     isa = "v3" if units.runs_here("v3") else "baseline"
@@ -167,6 +202,11 @@ def vector() -> Cpu:
 def matrix() -> Cpu:
     """The kernels of the CPU's matrix unit."""
     return Cpu("cpu-amx", catalogue_amx.MUTANTS, catalogue_amx.INAPPLICABLE, "bf16", "amx")
+
+
+def sm80() -> Emulated:
+    """The mma.sync kernel, on the emulator."""
+    return Emulated("sm80", catalogue_sm80.MUTANTS, catalogue_sm80.INAPPLICABLE, "bf16", "sm80")
 
 
 def _refuse(name: str, wrong: Iterable[Kill]) -> None:

@@ -1,0 +1,148 @@
+"""The target of the synchronisation mutants of one CUDA template: each has to be reported by the emulator's checker.
+
+A wrong result does not count: on hardware a missing wait mostly gives the right one. The mutants are read off the
+emitted texts of a few packages (`sync.py`), run over a few shapes in every schedule.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path as Folder
+from typing import Any
+
+from codegen import package as rendered
+from codegen import planners
+from codegen.errors import CheckFailed
+from verify import packages
+from verify.cases import Case
+from verify.emulator import build
+from verify.emulator.device import Call
+from verify.emulator.emulator import SCHEDULES, Emulator
+from verify.inputs import FAMILIES
+from verify.mutate import sync
+from verify.mutate.judge_kernel import Judge
+from verify.mutate.kill import ERROR, FINDING, Kill, Result
+from verify.mutate.mutant import Inapplicable, Mutant
+from verify.mutate.targets import path_of
+from verify.suite import Shape, case
+
+SUFFIX = "-sync"
+
+# The packages whose texts are mutated, by target: between them every branch of the template. Words of packages.request.
+HOSTS: dict[str, tuple[dict[str, Any], ...]] = {
+    "sm80": (
+        {"d": 64, "br": 64, "bc": 32},  # the next K is copied before the softmax
+        {"d": 128, "br": 64, "bc": 64},  # after it
+        {"d": 16, "dv": 128, "br": 64, "bc": 32},  # O is larger than Q and K together, and takes the place of V too
+    ),
+}
+_ANY: tuple[dict[str, Any], ...] = ({"d": 64}, {"d": 128})  # of a target that is not listed
+
+_O_IN_PLACE_OF_Q = (
+    "where dv = d, O takes the place of Q alone, which was last read before the barrier after Q K^T; "
+    "with d = 16, dv = 128 the same statement is reported"
+)
+# Target, package, statement and edit -> why nothing reports it. Checked: such a mutant must not be reported.
+EXPLAINED: dict[str, str] = {
+    f"sm80 {host} kernel: __syncthreads 3 is left out": _O_IN_PLACE_OF_Q for host in ("d=64 64x32", "d=128 64x64")
+}
+
+
+def archs() -> list[str]:
+    """One target per CUDA template."""
+    by_module: dict[str, str] = {}
+    for arch, target in planners.TARGETS.items():
+        if arch != "cpu":
+            by_module.setdefault(target.module, arch)
+    return list(by_module.values())
+
+
+@dataclass(frozen=True)
+class Host:
+    """One package: its texts, its folder for what the kernel includes, and the judge of its results."""
+
+    label: str
+    files: Mapping[str, bytes]
+    includes: Folder
+    judge: Judge
+
+
+class Synchronisation:
+    """All synchronisation mutants of one target."""
+
+    inapplicable: Sequence[Inapplicable] = ()
+
+    def __init__(self, arch: str) -> None:
+        self.arch, self.name, self.path = arch, f"{arch}{SUFFIX}", f"csrc/forward_{arch}.cu"
+
+    @cached_property
+    def hosts(self) -> list[Host]:
+        made = []
+        for words in HOSTS.get(self.arch, _ANY):
+            folder = packages.emit(sram="227KB", dtypes=("bf16",), archs=(self.arch,), **words)
+            files = {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+            path = path_of(rendered.read_plan(files[rendered.PLAN_FILE]), self.arch, "bf16", debug=False)
+            d, dv = words["d"], words.get("dv", words["d"])
+            cases = _cases(d=d, dv=dv, br=path.br, bc=path.bc)
+            label = f"d={d}{f' dv={dv}' if dv != d else ''} {path.br}x{path.bc}"
+            made.append(Host(label, files, folder / "csrc", Judge({"": path}, cases)))
+        return made
+
+    @cached_property
+    def mutants(self) -> Sequence[Mutant]:
+        return [
+            replace(m, name=name, equivalent=EXPLAINED.get(f"{self.arch} {name}"))
+            for host in self.hosts
+            for m in sync.statements(self.path, host.files[self.path].decode())
+            for name in (f"{host.label} {m.name}",)
+        ]
+
+    def prepare(self, mutants: Iterable[Mutant]) -> dict[str, Any]:
+        for host in self.hosts:
+            host.judge.prepare({})
+            kill, _ = self._notice(host, host.files)
+            if kill is not None:
+                raise CheckFailed(f"{self.name} {host.label} is not clean as it is", f"{kill.probe}: {kill.message}")
+        cases = max(len(host.judge.cases) for host in self.hosts)
+        schedules = ", ".join(schedule.name for schedule in SCHEDULES)
+        return {"what": f"{', '.join(h.label for h in self.hosts)}; {schedules}", "probes": cases * len(SCHEDULES)}
+
+    def examine(self, mutant: Mutant) -> Result:
+        start = time.monotonic()
+        host = next(h for h in self.hosts if mutant.name.startswith(f"{h.label} "))
+        kill, seen = self._notice(host, mutant.changed(host.files))
+        return Result(self.name, mutant, kill, seen, time.monotonic() - start, wants=FINDING)
+
+    def _notice(self, host: Host, files: Mapping[str, bytes]) -> tuple[Kill | None, int]:
+        """The first finding of any run, else the first wrong result; and the number of runs."""
+        text = files[self.path].decode()
+        emulator = Emulator(build.library(text, includes=[host.includes], name=Folder(self.path).name))
+        wrong, runs = None, 0
+        for schedule in SCHEDULES:
+            emulator.configure(schedule)
+            for one in host.judge.cases:
+                call = Call.of(one)
+                run = call.launch(emulator, self.arch)
+                runs += 1
+                where = f"{one.name}, {schedule.name}"
+                if run.findings:
+                    return Kill(FINDING, where, None, run.findings[0].sentence), runs
+                if run.code:
+                    return Kill(ERROR, where, None, f"the launch returned CUDA error {run.code}"), runs
+                wrong = wrong or host.judge.hear(one, "", call.result("o"), call.result("lse"))
+        return wrong, runs
+
+
+def _cases(*, d: int, dv: int, br: int, bc: int) -> list[Case]:
+    """More than one tile each way, with edges; whole tiles; key lengths, one of them 0; one key."""
+    shapes = {
+        "causal": Shape(nq=br + 9, nk=3 * bc + 5, hq=2, hkv=1, causal="bottom_right"),
+        "whole tiles": Shape(nq=2 * br, nk=2 * bc),
+        "key lengths": Shape(nq=9, nk=2 * bc + 3, b=3, lengths=(0.0, 1.0, 0.4)),
+        "one key": Shape(nq=1, nk=1),
+    }
+    family = FAMILIES["gaussian"]
+    return [case(family, shape, name, dtype="bf16", d=d, dv=dv, seed=1) for name, shape in shapes.items()]
