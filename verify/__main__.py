@@ -260,6 +260,39 @@ def bench(packages_: tuple[str, ...], device: str, out: Path | None, as_json: bo
 
 
 @main.command()
+@click.option("--arch", default="sm90a", show_default=True, help="Target whose plans are measured.")
+@click.option("--d", "widths", default="64,128,256", show_default=True, help="Head widths; 192/128 is d=192, dv=128.")
+@click.option("--sram", default="227KB", show_default=True, help="Plans that need more are not tried.")
+@click.option("--mask", "masks", default="full,causal", show_default=True, help="Mask forms.")
+@click.option("--class", "classes", default="short,long", show_default=True, help="Length classes.")
+@click.option("--dtype", type=click.Choice(["bf16", "fp16"]), default="bf16", show_default=True)
+@click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="Of the candidates that stay.")
+@_seed
+@click.option("--seconds", type=float, default=None, help="Begin no further case after so long.")
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="Default: codegen/tuning/CARD.json.")
+@_json
+def tune(
+    arch: str, widths: str, sram: str, masks: str, classes: str, dtype: str, rounds: int, seed: int,
+    seconds: float | None, out: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Measure the legal plans of a target on this GPU, alternating, and write what `codegen --tiling tuned` reads."""
+    from verify import bench_options, tune_report
+    from verify import tune as measuring
+    from verify.progress import bar
+
+    wanted = measuring.cases(
+        arch=arch, sram=sram, widths=bench_options.widths(widths), masks=bench_options.words(masks, "--mask"),
+        classes=bench_options.words(classes, "--class"), dtype=dtype,
+    )  # fmt: skip
+    with bar(f"tune {arch}", measuring.steps(wanted, rounds)) as step:
+        figures = tune_report.run(
+            wanted, dtype=dtype, out=out, rounds=rounds, seed=seed, seconds=seconds, step=step,
+            say=lambda text: click.echo(text, err=True),
+        )  # fmt: skip
+    _finish(figures, as_json, None, lambda c: c.print(tune_report.table(figures)), True)
+
+
+@main.command()
 @_device
 @click.option("--exhaustive/--quick", default=True, show_default=True, help="Every float32 argument, or every 4099th.")
 @_out

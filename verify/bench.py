@@ -36,14 +36,21 @@ class Cell:
     heads: int = 8
     gqa: int = 1  # query heads per key/value head
     layout: str = "bhnd"  # how memory is ordered: "bhnd", or "bnhd", a row of all heads after the other
+    dv: int | None = None  # width of a value row; None: d
+
+    @property
+    def width_of_values(self) -> int:
+        return self.d if self.dv is None else self.dv
 
     @property
     def flops(self) -> float:
-        return 4.0 * self.batch * self.heads * self.n * self.n * self.d * (0.5 if self.causal else 1.0)
+        per_pair = 2.0 * (self.d + self.width_of_values)
+        return self.batch * self.heads * self.n * self.n * per_pair * (0.5 if self.causal else 1.0)
 
     def __str__(self) -> str:
+        widths = f"d={self.d}" + (f" dv={self.dv}" if self.width_of_values != self.d else "")
         form = ([self.layout] if self.layout != "bhnd" else []) + ([f"gqa={self.gqa}"] if self.gqa != 1 else [])
-        return " ".join([f"{self.dtype} d={self.d} N={self.n} {'causal' if self.causal else 'full'}", *form])
+        return " ".join([f"{self.dtype} {widths} N={self.n} {'causal' if self.causal else 'full'}", *form])
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ units' cycles that the FLOPs take at least (sm_clock.py).
 
 A sample is what triton's do_bench takes: for WARMUP_S, then for MEASURE_S, the L2 cache is overwritten, then the call
 stands between two CUDA events; the sample is the median. Inputs are N(0,1), never zeros, and every call is compared
-with float64 (bench_check.py) before it is timed. FLOPs = 4 B Hq N^2 d, halved for causal.
+with float64 (bench_check.py) before it is timed. FLOPs = 2 B Hq N^2 (d + dv), halved for causal.
 """
 
 from __future__ import annotations
@@ -168,13 +168,14 @@ def inputs(cell: Cell, device: str = "cuda") -> tuple[Any, Any, Any]:
 
     made = torch.Generator(device=device).manual_seed(cell.n)
 
-    def one(heads: int) -> Any:
+    def one(heads: int, width: int) -> Any:
         rows_first = cell.layout == "bnhd"
-        shape = (cell.batch, cell.n, heads, cell.d) if rows_first else (cell.batch, heads, cell.n, cell.d)
+        shape = (cell.batch, cell.n, heads, width) if rows_first else (cell.batch, heads, cell.n, width)
         x = torch.randn(shape, generator=made, device=device).to(torch_dtype(cell.dtype))
         return x.transpose(1, 2) if rows_first else x
 
-    return one(cell.heads), one(cell.heads // cell.gqa), one(cell.heads // cell.gqa)
+    groups = cell.heads // cell.gqa
+    return one(cell.heads, cell.d), one(groups, cell.d), one(groups, cell.width_of_values)
 
 
 def ours(attn: ModuleType, q: Any, k: Any, v: Any, causal: bool) -> peers.Call:

@@ -27,11 +27,14 @@ from verify.bench_cuda import BEST, GpuTiming
 from verify.progress import Step, silent
 
 TOKENS, COLUMNS = 16384, 2048
-WIDTHS = (64, 128, 256)
+WIDTHS = ((64, 64), (128, 128), (256, 256))  # d and dv
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 MASKS = {"full": False, "causal": True}
 LAYOUTS = ("bhnd", "bnhd")
 ROUNDS = 7
+
+
+Width = tuple[int, int]  # d and dv
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +46,7 @@ class Grid:
     tiling: str = "paper"
     archs: tuple[str, ...] = ()
     tiles: tuple[tuple[int, int], ...] = ()
-    widths: tuple[int, ...] | None = None
+    widths: tuple[Width, ...] | None = None
     lengths: tuple[int, ...] = LENGTHS
     dtypes: tuple[str, ...] = ("bf16",)
     masks: tuple[str, ...] = tuple(MASKS)
@@ -68,27 +71,27 @@ class Grid:
         for n in self.lengths:
             if n < 1 or self.tokens % n:
                 raise RequestError(f"--n {n}: does not divide {self.tokens} tokens", "try a power of two, or --tokens")
-        for d, group in itertools.product(self.widths or WIDTHS, self.groups):
+        for (d, _), group in itertools.product(self.widths or WIDTHS, self.groups):
             if self.columns % d or (self.columns // d) % max(group, 1) or group < 1:
                 raise RequestError(
                     f"--d {d} --gqa {group}: {self.columns} columns are not whole groups of heads", "try --hidden"
                 )
 
-    def shapes(self, widths: Sequence[int]) -> list[list[Cell]]:
+    def shapes(self, widths: Sequence[Width]) -> list[list[Cell]]:
         """One list per shape: its forms, the plain one first."""
         return [
             [
                 Cell(
-                    dtype=dtype, d=d, n=n, causal=MASKS[mask], batch=self.tokens // n, heads=self.columns // d,
-                    gqa=group, layout=layout,
+                    dtype=dtype, d=d, dv=dv, n=n, causal=MASKS[mask], batch=self.tokens // n,
+                    heads=self.columns // d, gqa=group, layout=layout,
                 )
                 for dtype, layout, group in itertools.product(self.dtypes, self.layouts, self.groups)
             ]
-            for d, mask, n in itertools.product(widths, self.masks, self.lengths)
+            for (d, dv), mask, n in itertools.product(widths, self.masks, self.lengths)
         ]  # fmt: skip
 
 
-Modules = dict[int, dict[str, ModuleType]]  # by width, then by label
+Modules = dict[Width, dict[str, ModuleType]]  # by widths, then by label
 
 
 def load(grid: Grid) -> Modules:
@@ -99,17 +102,18 @@ def load(grid: Grid) -> Modules:
     found: Modules = {}
     for name in grid.packages:
         folder = packages.find(name)
-        found.setdefault(packages.plan(folder)["request"]["d"], {})[folder.name] = packages.load(folder)
+        asked = packages.plan(folder)["request"]
+        found.setdefault((asked["d"], asked["dv"]), {})[folder.name] = packages.load(folder)
     if grid.packages:
         return found
-    for d, arch in itertools.product(grid.widths or WIDTHS, grid.archs or (default_arch(),)):
+    for (d, dv), arch in itertools.product(grid.widths or WIDTHS, grid.archs or (default_arch(),)):
         for tile in grid.tiles or (None,):
             words: dict[str, Any] = {} if tile is None else {"br": tile[0], "bc": tile[1]}
             if grid.tiling != "paper":
                 words["tiling"] = grid.tiling
             label = arch if tile is None else f"{arch} {tile[0]}x{tile[1]}"
-            folder = packages.emit(sram=grid.sram, d=d, dtypes=grid.dtypes, archs=(arch,), **words)
-            found.setdefault(d, {})[label] = packages.load(folder)
+            folder = packages.emit(sram=grid.sram, d=d, dv=dv, dtypes=grid.dtypes, archs=(arch,), **words)
+            found.setdefault((d, dv), {})[label] = packages.load(folder)
     return found
 
 
@@ -129,7 +133,7 @@ def build(modules: Modules) -> dict[str, float]:
         packages.part(attn, "build").library("cuda")
         return round(time.monotonic() - start, 2)
 
-    named = {f"{label}, d={d}": attn for d, by in modules.items() for label, attn in by.items()}
+    named = {f"{label}, d={d} dv={dv}": attn for (d, dv), by in modules.items() for label, attn in by.items()}
     with ThreadPoolExecutor(machine.cpu()["cores"] or 1) as pool:
         return dict(zip(named, pool.map(one, named.values()), strict=True))
 
@@ -155,7 +159,12 @@ def run(grid: Grid, *, step: Step = silent, say: Callable[[str], None] = lambda 
             left_out += map(str, shape)
             continue
         fresh = bench_cuda.time_group(
-            shape, lambda cell: modules[cell.d], found, gpu=gpu, rounds=grid.rounds, seed=grid.seed
+            shape,
+            lambda cell: modules[cell.d, cell.width_of_values],
+            found,
+            gpu=gpu,
+            rounds=grid.rounds,
+            seed=grid.seed,
         )
         timings += fresh
         for t in fresh:
@@ -194,8 +203,8 @@ def figures(
         "shapes": f"{grid.tokens} tokens, {grid.columns} columns in all heads",
         "rounds": grid.rounds,
         "packages": {
-            f"{label}, d={d}": {"name": packages.part(attn, "contents").NAME, "digest": _digest(attn)}
-            for d, by in modules.items()
+            f"{label}, d={d} dv={dv}": {"name": packages.part(attn, "contents").NAME, "digest": _digest(attn)}
+            for (d, dv), by in modules.items()
             for label, attn in by.items()
         },
         "build_seconds": dict(built),
@@ -271,12 +280,17 @@ def table(stated: dict[str, Any]) -> Table:
         ratios = [ratio(row.get(f"vs_{name}")) for name in names]
         best = f"{row['best_peer']} {ratio(row[f'vs_{BEST}'])}" if row.get("best_peer") else "-"
         made.add_row(
-            str(row["d"]), str(row["n"]), "causal" if row["causal"] else "full",
+            widths(row), str(row["n"]), "causal" if row["causal"] else "full",
             f"{row['dtype']} {row['layout']} {row['gqa']}", row["package"], f"{row['ours_gflops'] / 1e3:.0f}",
             "-" if part is None else f"{part:.0f}", "-" if use is None else f"{100 * use:.1f}",
             "-" if clock is None else f"{clock:.2f}", *ratios, best,
         )  # fmt: skip
     return made
+
+
+def widths(row: dict[str, Any]) -> str:
+    """d, or d/dv where they differ."""
+    return str(row["d"]) if row["dv"] in (None, row["d"]) else f"{row['d']}/{row['dv']}"
 
 
 def ratio(spread: dict[str, float] | None) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from codegen.errors import RequestError
 from verify import peers
-from verify.bench_grid import Grid
+from verify.bench_grid import Grid, Width
 from verify.bench_report import GRID, Tile
 
 CPU_ONLY = ("batch", "heads", "threads")
@@ -46,7 +46,7 @@ def grid(named: tuple[str, ...], options: Mapping[str, Any]) -> Grid:
     if given.get("tiles") == "grid":
         raise RequestError("--tiles grid: of a CPU", "name tiles: --tiles 128x64,64x128")
     readers: dict[str, Reader] = {
-        "widths": numbers, "lengths": numbers, "groups": numbers, "dtypes": words, "masks": words, "layouts": words,
+        "widths": widths, "lengths": numbers, "groups": numbers, "dtypes": words, "masks": words, "layouts": words,
         "archs": words, "tiles": tiles, "peers": lambda text, option: peers.names(text),
     }  # fmt: skip
     return Grid(packages=named, **_read(given, readers))
@@ -93,6 +93,20 @@ def numbers(text: str, option: str = "") -> tuple[int, ...]:
         return tuple(int(word) for word in words(text, option))
     except ValueError:
         raise RequestError(f"{option} {text}: not a list of whole numbers", f"try {option} 64,128") from None
+
+
+def widths(text: str, option: str = "--d") -> tuple[Width, ...]:
+    """ "64,192/128" as pairs (d, dv): dv is d where it is not named.
+
+    Raises: RequestError.
+    """
+    found = []
+    for word in words(text, option):
+        d, slash, dv = word.partition("/")
+        if not d.isdecimal() or (slash and not dv.isdecimal()):
+            raise RequestError(f"{option} {text}: not a list of widths", f"try {option} 64,128 or {option} 192/128")
+        found.append((int(d), int(dv or d)))
+    return tuple(found)
 
 
 def tiles(text: str, option: str = "--tiles") -> tuple[Tile, ...]:

@@ -12,9 +12,9 @@ from typing import Any
 PANEL_INCHES = (5.0, 3.2)
 
 
-def series(stated: dict[str, Any], d: int, causal: bool) -> dict[str, list[tuple[int, float]]]:
+def series(stated: dict[str, Any], d: int, dv: int, causal: bool) -> dict[str, list[tuple[int, float]]]:
     """Line -> points (N, TFLOP/s), ascending: our packages first, then the peers, in the plain form of each shape."""
-    cells = [c for c in stated["cells"] if (c["d"], c["causal"]) == (d, causal)]
+    cells = [c for c in stated["cells"] if (*_widths(c), c["causal"]) == (d, dv, causal)]
     plain = [c for c in cells if (c["dtype"], c["layout"], c["gqa"]) == _form(stated["cells"][0])]
     lines: dict[str, list[tuple[int, float]]] = {}
     for cell in plain:
@@ -24,6 +24,10 @@ def series(stated: dict[str, Any], d: int, causal: bool) -> dict[str, list[tuple
         if points:
             lines[name] = list(points.items())
     return {name: sorted(points) for name, points in lines.items()}
+
+
+def _widths(cell: dict[str, Any]) -> tuple[int, int]:
+    return cell["d"], cell["dv"] or cell["d"]
 
 
 def _form(cell: dict[str, Any]) -> tuple[Any, ...]:
@@ -48,21 +52,21 @@ def draw(stated: dict[str, Any], file: Path) -> None:
     """
     importlib.import_module("matplotlib").use("Agg")
     pyplot = importlib.import_module("matplotlib.pyplot")
-    widths = sorted({c["d"] for c in stated["cells"]})
+    widths = sorted({_widths(c) for c in stated["cells"]})
     masks = [causal for causal in (False, True) if any(c["causal"] is causal for c in stated["cells"])]
     lengths = sorted({c["n"] for c in stated["cells"]})
     size = (PANEL_INCHES[0] * len(masks), PANEL_INCHES[1] * len(widths))
     page, panels = pyplot.subplots(len(widths), len(masks), figsize=size, squeeze=False, sharey="row")
-    for d, row in zip(widths, panels, strict=True):
+    for (d, dv), row in zip(widths, panels, strict=True):
         for causal, panel in zip(masks, row, strict=True):
-            for name, points in series(stated, d, causal).items():
+            for name, points in series(stated, d, dv, causal).items():
                 mine = name not in stated["peers"]
                 panel.plot(*zip(*points, strict=True), marker="o", label=name, linewidth=2.5 if mine else 1.2)
             if stated["matmul_gflops"]:
                 panel.axhline(stated["matmul_gflops"]["median"] / 1e3, color="grey", linestyle=":", linewidth=1)
             panel.set_xscale("log", base=2)
             panel.set_xticks(lengths, [str(n) for n in lengths])
-            panel.set_title(f"d={d}, {'causal' if causal else 'full'}")
+            panel.set_title(f"d={d}{f', dv={dv}' if dv != d else ''}, {'causal' if causal else 'full'}")
             panel.set_xlabel("N")
             panel.set_ylabel("TFLOP/s")
             panel.set_ylim(bottom=0)

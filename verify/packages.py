@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from codegen import emit as writer
-from codegen import names, package, problem, sizes
+from codegen import package, problem, sizes
 from codegen.errors import RequestError, ToolError
 
 
@@ -41,12 +41,16 @@ def request(*, sram: str = "192KB", d: int, **more: Any) -> problem.Problem:
 
 def emit(asked: problem.Problem | None = None, /, **words: Any) -> Path:
     """The folder of the package for a request (a Problem, or the words of `request`), written if it is not there."""
-    wanted = asked if asked is not None else request(**words)
-    files = package.render_package(wanted)
-    name = names.package_name(wanted)
-    folder = cache() / package.read_plan(files[package.PLAN_FILE])["digest"][: package.DIGEST_CHARS] / name
+    return emit_plans(package.decide(asked if asked is not None else request(**words)))
+
+
+def emit_plans(plans: package.Plans) -> Path:
+    """The folder of the package for plans that are already made: what `emit` does once the planners have spoken."""
+    files = package.render_plans(plans)
+    facts = package.read_plan(files[package.PLAN_FILE])
+    folder = cache() / facts["digest"][: package.DIGEST_CHARS] / facts["name"]
     if not (folder / package.PLAN_FILE).exists():
-        writer.write_package(wanted, folder.parent)
+        writer.write_files(files, folder.parent)
     return folder
 
 

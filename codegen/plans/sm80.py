@@ -15,8 +15,8 @@ Of the ways to spread the rows over warps, 32 rows per warp come first: each K a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from codegen.devices import DEVICES
@@ -36,6 +36,7 @@ LOOP_STEPS = 7  # longest straight run of k16 steps in Q K^T: longer ones spill
 # rounded down to a power of two.
 SECTION_BYTES = 16 * 1024 * 1024
 MOST_REJECTIONS = 6
+CANDIDATE_ROWS, CANDIDATE_KEYS = (64, 128, 256), (32, 64, 96, 128, 192, 256)
 
 ARITHMETIC = "mma_sm80"
 DTYPES = {
@@ -327,6 +328,17 @@ def decide(problem: Problem, arch: str) -> Decision:
         changes={f"{arch}/{t}": changes for t in dtypes if changes},
         rejected={f"{arch}/{t}": rejected for t in dtypes if rejected},
     )
+
+
+def candidates(problem: Problem, arch: str, *, causal: str, length_class: str) -> Iterator[Decision]:
+    """What `verify tune` measures: the decisions that would be made for every tile of CANDIDATE_ROWS x CANDIDATE_KEYS
+    that is legal within --sram. One kernel text serves every mask form and length."""
+    for br in CANDIDATE_ROWS:
+        for bc in CANDIDATE_KEYS:
+            try:
+                yield decide(replace(problem, br=br, bc=bc), arch)
+            except PlanError:
+                continue
 
 
 def context(problem: Problem, plan: Sm80Plan, arch: str, dtypes: tuple[str, ...]) -> dict[str, Any]:

@@ -39,6 +39,7 @@ def test_a_ratio_is_the_peers_time_over_ours_per_round():
     stated = timing.describe()
     assert stated["vs_torch"]["median"] == 1.5 and stated["vs_torch"]["min"] == 1.0
     assert cell.flops == 4 * 8 * 512 * 512 * 64 / 2
+    assert bench.Cell(dtype="bf16", d=192, dv=128, n=8, causal=False, heads=2).flops == 2 * 2 * 64 * 320
     assert bench.summary([timing], "torch") == {"float32": {"geometric_mean": 1.5, "worst_cell": 1.5, "cells": 1}}
 
 
@@ -87,6 +88,7 @@ def test_the_command_times_a_package_and_names_machine_and_load(small_package, t
         (["--device", "cuda", "--dtype", "float32"], "known: bf16, fp16"),
         (["--device", "cuda", "--n", "500"], "does not divide 16384 tokens"),
         (["--device", "cuda", "--d", "256", "--gqa", "3"], "not whole groups of heads"),
+        (["--device", "cuda", "--d", "192:128"], "--d 192/128"),
         (["--device", "cuda", "--tiles", "grid"], "name tiles"),
         (["--device", "cuda", "one", "--sram", "227KB"], "--sram has no effect with a named package"),
     ],

@@ -215,7 +215,8 @@ def test_the_default_grid_is_the_published_one():
     shapes = Grid().shapes(bench_grid.WIDTHS)
     assert len(shapes) == 36 and all(len(forms) == 1 for forms in shapes)
     assert {(c.batch * c.n, c.heads * c.d) for (c,) in shapes} == {(16384, 2048)}
-    forms = Grid(dtypes=("bf16", "fp16"), layouts=bench_grid.LAYOUTS, groups=(1, 8)).shapes([128])[0]
+    forms = Grid(dtypes=("bf16", "fp16"), layouts=bench_grid.LAYOUTS, groups=(1, 8)).shapes([(128, 128)])[0]
+    assert str(Grid().shapes([(192, 128)])[0][0]) == "bf16 d=192 dv=128 N=512 full"
     assert len(forms) == 8 and str(forms[0]) == "bf16 d=128 N=512 full"
     assert str(forms[-1]) == "fp16 d=128 N=512 full bnhd gqa=8"
 
@@ -232,8 +233,8 @@ def stated(right, monkeypatch):
     timings[0] = timing(cell=cells[0], peers={"cudnn": [3.0] * 3}, absent={"fa2": "RuntimeError: no"})
     header = {"gpu": {"model": "a card"}, "versions": {}}
     return bench_grid.figures(
-        Grid(), timings, {32: {"ours": right}}, absent={"fa3": "not here"}, machine_header=header,
-        built={"ours, d=32": 1.0}, left_out=[],
+        Grid(), timings, {(32, 32): {"ours": right}}, absent={"fa3": "not here"}, machine_header=header,
+        built={"ours, d=32 dv=32": 1.0}, left_out=[],
     )  # fmt: skip
 
 
@@ -258,7 +259,7 @@ def test_the_table_and_the_plot_show_every_cell(stated):
     text = console.export_text()
     assert text.count("causal") >= 2 and "no fa3: not here" in text and "best peer" in text
     assert "cudnn 1.50±0.38" in text and "fa2 1.00±0.05" in text
-    lines = bench_plot.series(stated, 32, False)
+    lines = bench_plot.series(stated, 32, 32, False)
     assert list(lines) == ["ours", "cudnn", "fa2"] and [n for n, _ in lines["ours"]] == [64, 128]
     assert [n for n, _ in lines["fa2"]] == [128]
 

@@ -1,0 +1,97 @@
+"""The fastest measured plan within a budget: what `--tiling tuned` reads.
+
+`tuning/<card>.json` holds what `python -m verify tune` measured on that card: for each target, width, mask form and
+length class, the legal plans it tried, the fastest first, each with the fast memory that it allocates. Nothing is
+measured here, and nothing is guessed: a case that no table has gives None, and the planner's own rule stands.
+
+    choice = fastest(problem, "sm90a", causal="causal", length_class="long")
+    plan = Sm90aPlan(d=problem.d, dv=problem.dv, **choice.fields)
+
+Holds always: the choice depends on the request and on the checked-in tables alone, so equal requests give equal bytes;
+a smaller budget never gives a plan that needs more than it. Tables are read in the order of their names; the first
+that has a case decides it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from .errors import ToolError
+from .problem import Problem
+
+TABLES = Path(__file__).parent / "tuning"
+FORMAT = "tileproof tuning 1"
+
+# Length class -> the most query rows of a call that belongs to it; None: no limit. In ascending order.
+LENGTH_CLASSES: dict[str, int | None] = {"short": 1024, "long": None}
+CAUSAL_FORMS = ("full", "causal")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One measured plan. `fields` are those of the target's plan class, without d and dv."""
+
+    fields: Mapping[str, Any]
+    fast_memory_bytes: int
+    relative: float  # speed over that of the fastest plan of its case, whatever the budget
+    card: str
+    date: str
+
+    @property
+    def why(self) -> str:
+        """Where the plan comes from, for `--explain`."""
+        part = "the fastest plan" if self.relative == 1 else f"{100 * self.relative:.0f} % of the fastest plan's speed"
+        return f"measured on {self.card}, {self.date}: {part}"
+
+
+def fastest(problem: Problem, arch: str, *, causal: str, length_class: str, tables: Path = TABLES) -> Choice | None:
+    """The fastest measured plan for a case of `problem` that fits --sram (and --br, --bc where given); None if none.
+
+    Raises: ToolError for a table that cannot be read.
+    """
+    for table in _tables(tables):
+        for case in table["cases"]:
+            key = (case["arch"], case["d"], case["dv"], case["causal"], case["length_class"])
+            if key == (arch, problem.d, problem.dv, causal, length_class):
+                return next(_fitting(problem, case, table), None)
+    return None
+
+
+def _fitting(problem: Problem, case: Mapping[str, Any], table: Mapping[str, Any]) -> Iterator[Choice]:
+    for row in case["plans"]:
+        plan = row["plan"]
+        as_asked = problem.br in (None, plan["br"]) and problem.bc in (None, plan["bc"])
+        if as_asked and row["fast_memory_bytes"] <= problem.sram_bytes:
+            yield Choice(
+                fields=plan, fast_memory_bytes=row["fast_memory_bytes"], relative=row["relative"],
+                card=table["card"], date=case["date"],
+            )  # fmt: skip
+
+
+def length_class_of(rows: int) -> str:
+    """The class of a call with so many query rows."""
+    return next(name for name, most in LENGTH_CLASSES.items() if most is None or rows <= most)
+
+
+def read(file: Path) -> dict[str, Any]:
+    """A table.
+
+    Raises: ToolError when it is not one of ours.
+    """
+    try:
+        table = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ToolError(f"{file}: not a tuning table: {error}") from None
+    if not isinstance(table, dict) or table.get("format") != FORMAT:
+        raise ToolError(f"{file}: not a tuning table ({FORMAT})", "make it again with python -m verify tune")
+    return table
+
+
+@cache
+def _tables(folder: Path) -> tuple[dict[str, Any], ...]:
+    return tuple(read(file) for file in sorted(folder.glob("*.json")))
