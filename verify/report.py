@@ -317,6 +317,20 @@ def _ptxas(item: Figures) -> str:
     return f"{_table(ptxas.HEAD, rows)}\n\nnvcc {item['nvcc']}; {found}. {_source(item)}"
 
 
+def _mutate(item: Figures) -> str:
+    """One row per target; under it the survivors with their reasons."""
+    checks = list(dict.fromkeys(check for one in item["targets"] for check in one["by_check"]))
+    rows, kept = [], []
+    for one in item["targets"]:
+        counts = (one["mutants"], one["killed"], one["equivalent"], *(one["by_check"].get(c, 0) for c in checks))
+        rows.append([one["target"], one["what"], *map(str, counts)])
+        kept += [f"* {one['target']}, {r['name']}: {r['equivalent']}" for r in one["results"] if r["equivalent"]]
+        kept += [f"* {one['target']}, {name}: DID NOT END AS IT SHOULD" for name in one["wrong"]]
+    head = ("target", "what is broken", "mutants", "noticed", "may survive", *(f"by {check}" for check in checks))
+    survivors = "\n\nMutants that have to survive, and why:\n\n" + "\n".join(kept) if kept else ""
+    return f"{_table(head, rows)}{survivors}\n\n{item['seconds']:.0f} s. {_source(item)}"
+
+
 def _plain(item: Figures) -> str:
     return f"`{item['file']}`: {_source(item)}"
 
@@ -330,6 +344,7 @@ _WRITERS: dict[str, Callable[[Figures], str]] = {
     "certificates": _certificates,
     "tests": _tests,
     "sanitize": _sanitize,
+    "mutate": _mutate,
     "io": _io,
     "ptxas": _ptxas,
     "emulator": _emulator,

@@ -221,6 +221,8 @@ MUTANTS = (
            probe="special/nan_in_a_query"),
     Mutant("heads_interleaved", "query head h reads K/V head h mod Hkv", "tile.head = tile.kv_head * t.group + first",
            "tile.head = tile.kv_head + first * a.Hkv", _FORWARD, number="72", probe="heads in groups"),
+    Mutant("kv_head_of_the_group", "the K/V head is the first query head modulo Hkv", "tile.kv_head = kv % a.Hkv;",
+           "tile.kv_head = first % a.Hkv;", _FORWARD, number="72b", probe="heads in groups"),
     Mutant("v_of_another_head", "V's head stride is K's", "tile.kv_head * a.v_stride[1]",
            "tile.kv_head * a.k_stride[1]", _FORWARD, number="73", probe="heads in groups"),
     Mutant("lse_transposed", "LSE is stored (B, Nq, Hq)", "(tile.batch * a.Hq + head) * a.Nq + i",

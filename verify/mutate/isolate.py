@@ -6,6 +6,7 @@ not end gives a value that says so.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import pickle
 import selectors
@@ -80,6 +81,7 @@ def _start(item: Item, function: Callable[[Item], Value]) -> _Child[Item]:
     status = 1
     try:
         try:
+            faulthandler.disable()  # how it died is in the result
             _single_threaded()
             said = pickle.dumps((True, function(item)))
         except BaseException as error:  # it is raised again in the parent

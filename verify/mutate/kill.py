@@ -60,7 +60,7 @@ class Result:
             "killed_by": kill.check if kill else None,
             "probe": kill.probe if kill else None,
             "err_over_bound": ratio if ratio is None or ratio != float("inf") else "inf",
-            "message": kill.message if kill else None,
+            "message": kill.message[:200] if kill else None,
             "form": self.form,
             "probes": self.probes,
             "seconds": round(self.seconds, 2),
