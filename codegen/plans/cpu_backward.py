@@ -9,8 +9,8 @@ From the paper's tile (the rule of the forward pass, with the same M) to a legal
   1. Br to whole panels of 3 vectors of rows, down if it can, and no more than MOST_PANELS: P and dS of all panels are
      summed together, so more panels make longer sums, but P and dS then leave L1 for L2.
   2. Bc to a multiple of 8, and to what the L1 cache has room for: a panel's dS and dQ share it.
-  3. Into the budget: fewer keys, but not below 48; then fewer rows, down to one panel; then fewer keys; then panels of
-     2 and of 1 vector.
+  3. Into the budget: fewer keys, but not below 48; then fewer rows, down to one panel; then panels of 3, 2 or 1 vectors
+     with 24 keys or more; then with fewer.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from spec import tile_rule
 
 MOST_PANELS = 2
 ENOUGH_KEYS = 48
+SOME_KEYS = 24
 MOST_REJECTIONS = 6  # of one kernel; the rest go without saying
 PANEL_VECTORS = 3
 NARROW_LANES = 8  # d and dv are multiples of it
@@ -231,12 +232,13 @@ def files(problem: Problem, plans: Mapping[tuple[str, str], BackwardPlan]) -> di
 
 
 def _candidates(br: int, bc: int, panel: int, lanes: int) -> Iterator[tuple[int, int]]:
-    """Tiles in the order in which they are tried."""
-    rows = [*range(br, 0, -panel)]
-    enough = [c for c in range(bc, 0, -KEY_GRANULE) if c >= min(bc, ENOUGH_KEYS)]
-    few = [c for c in range(bc, 0, -KEY_GRANULE) if c not in enough]
-    yield from ((r, c) for r in rows for c in enough)
-    yield from ((r, c) for r in (rows[-1], 2 * lanes, lanes) for c in few)
+    """Tiles in the order in which they are tried: less and less of what makes a kernel fast."""
+    for rows, fewest in (
+        (range(br, 0, -panel), ENOUGH_KEYS),
+        ((panel, 2 * lanes, lanes), SOME_KEYS),
+        ((panel, 2 * lanes, lanes), KEY_GRANULE),
+    ):
+        yield from ((r, c) for r in rows for c in range(bc, min(bc, fewest) - 1, -KEY_GRANULE))
 
 
 def _most_keys(plan: BackwardPlan, isa: Isa) -> int:
@@ -265,18 +267,16 @@ def _kernel(plan: BackwardPlan, dtype: str, isa: Isa) -> dict[str, Any]:
     """What the unit prints of one kernel."""
     from codegen.plans.cpu import CODE, ELEMENT
 
-    def block(vectors: int, groups: Mapping[int, Groups]) -> str:
-        keys, columns = groups[vectors].keys, groups[vectors].columns
-        return f"BackwardBlock<{plan.scalar}, {plan.lanes}, {vectors}, {keys}, {columns}>"
+    def block(groups: Groups) -> str:
+        return f"BackwardBlock<{plan.scalar}, {plan.lanes}, {plan.vectors}, {groups.keys}, {groups.columns}>"
 
-    sizes = (plan.vectors, 1)
     return {
         "dtype": dtype,
         "code": CODE[dtype],
         "element": ELEMENT[dtype],
         "plan": plan,
-        "blocks": [block(n, isa.groups) for n in sizes],
-        "aarch64_blocks": [block(n, isa.aarch64_groups) for n in sizes] if isa.aarch64_groups else None,
+        "block": block(isa.groups[plan.vectors]),
+        "aarch64_block": block(isa.aarch64_groups[plan.vectors]) if isa.aarch64_groups else None,
         "k_columns": column_groups(isa, plan, plan.d),
         "v_columns": column_groups(isa, plan, plan.dv),
     }
