@@ -15,6 +15,7 @@ WARPGROUP_ROWS = 64  # rows of one wgmma: one consumer
 GRANULE = 16  # keys of a k16 step of P V
 ALIGNMENT = 1024  # bytes: period of the widest swizzle
 BARRIER_BYTES = 256
+TILE_BYTES = 32  # two query tiles, named ahead
 COUNTER_FROM = 20  # query tiles per head
 SECTION_BYTES = 32 * 1024 * 1024
 
@@ -119,7 +120,7 @@ class Sm90aPlan:
             regions.append(Region(constant=constant, name=name, offset=at, bytes=ITEMSIZE * elements))
             at += ITEMSIZE * elements
         regions.append(Region(constant="kBarriersAt", name="barriers", offset=at, bytes=BARRIER_BYTES))
-        regions.append(Region(constant="kTileAt", name="the tile given out", offset=at + BARRIER_BYTES, bytes=16))
+        regions.append(Region(constant="kTilesAt", name="named tiles", offset=at + BARRIER_BYTES, bytes=TILE_BYTES))
         return tuple(regions)
 
     @property

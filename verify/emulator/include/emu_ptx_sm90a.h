@@ -202,6 +202,11 @@ inline void stmatrix_x4_trans(uint32_t row, const uint32_t (&r)[4], EMU_SITE) {
   emu::stmatrix_x4(row, r, true, EMU_HERE);
 }
 
+// ---- Arithmetic. Correctly rounded or nearly so, where the GPU may be off by its documented error.
+
+inline float rcp_approx_ftz(float x) { return 1.f / x; }
+inline float lg2_approx_ftz(float x) { return log2f(x); }
+
 // ---- Integers
 
 inline int32_t float_as_s32(float x) {
