@@ -41,7 +41,8 @@ COMPILERS = ("g++", "g++-15", "g++-14", "g++-13", "g++-12")
 _COMMON = ("-std=c++17", "-O2", "-fPIC", "-fno-gnu-unique", "-fno-strict-aliasing", "-Wno-psabi")
 _RUNTIME = (*_COMMON, "-Wall", "-Wextra")
 # -ffp-contract=off: g++ contracts differently from nvcc. pattern: a register never starts as a lucky zero.
-_KERNEL = (*_COMMON, "-ffp-contract=off", "-ftrivial-auto-var-init=pattern")
+# -g1: lines and inlined calls, for the calls around a finding.
+_KERNEL = (*_COMMON, "-ffp-contract=off", "-ftrivial-auto-var-init=pattern", "-g1")
 _LINK = ("-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs")
 # What /proc/cpuinfo calls the instruction sets of x86-64-v3.
 _V3 = {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}

@@ -18,9 +18,13 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+import re
+import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +35,9 @@ ORDERS = ("ascending", "descending", "random")  # which thread runs next
 ACCUMULATIONS = ("chain", "exact", "truncating")  # how a matrix product sums
 GUARD_BYTES = 1 << 20  # around each array of `guarded`, so that an access beyond its end meets no other array
 ALIGNMENT = 256  # of each allocation, as cudaMalloc has it
+HEADERS = str(Path(__file__).resolve().parent / "include")
+
+_PLACE = re.compile(r"(?P<file>[^\s:]+):\d+\x01(?P<code>\d+)\x02")  # a line and its address, as report.cpp writes it
 
 
 @dataclass(frozen=True)
@@ -195,7 +202,13 @@ class Emulator:
     def _findings(self) -> tuple[Finding, ...]:
         if not self.library.emu_findings(None, 0):
             return ()
-        return tuple(Finding(**{**one, "block": tuple(one["block"])}) for one in json.loads(self._text("emu_findings")))
+        found = json.loads(self._text("emu_findings"))
+        codes = tuple(sorted({int(at["code"]) for one in found for at in _PLACE.finditer(one["sentence"])}))
+        calls = dict(zip(codes, _calls(self.library._name, codes), strict=True))
+        return tuple(
+            Finding(**{**one, "block": tuple(one["block"]), "sentence": _with_calls(one["sentence"], calls)})
+            for one in found
+        )
 
     def _text(self, function: str) -> str:
         """What a text-writing function of the C interface says, whatever its length."""
@@ -206,6 +219,53 @@ class Emulator:
             if len(buffer.value) < size - 1:
                 return buffer.value.decode(errors="replace")
             size *= 4
+
+
+def _with_calls(sentence: str, calls: dict[int, tuple[tuple[str, str], ...]]) -> str:
+    """A sentence whose places name the calls around them: "k.cuh:12 (called at k.cu:40)"."""
+
+    def named(at: re.Match[str]) -> str:
+        line = at[0].split("\x01")[0]
+        around = ", ".join(f"{'' if file == at['file'] else file}:{number}" for file, number in calls[int(at["code"])])
+        return f"{line} (called at {around})" if around else line
+
+    return _PLACE.sub(named, sentence)
+
+
+@lru_cache(maxsize=256)
+def _calls(library: str, codes: tuple[int, ...]) -> tuple[tuple[tuple[str, str], ...], ...]:
+    """For each address of a library the calls around its line, (file, line), from the innermost that was inlined.
+
+    None where binutils' addr2line is not at hand, or the compiler did not inline the function.
+    """
+    command = ["addr2line", "--inlines", "--addresses", "--exe", library]
+    try:
+        done = subprocess.run([*command, *map(hex, codes)], capture_output=True, text=True, errors="replace")
+    except OSError:
+        return ((),) * len(codes)
+    if done.returncode or not codes:
+        return ((),) * len(codes)
+    chains: list[list[tuple[str, str]]] = []
+    for line in done.stdout.splitlines():
+        if line.startswith("0x"):
+            chains.append([])
+        else:
+            path, _, number = line.partition(" (")[0].rpartition(":")
+            chains[-1].append((path, number))
+    return tuple(tuple(_around(chain)) for chain in chains)
+
+
+def _around(chain: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Of the frames of an address those of the kernel's text, but the first, which is the line itself."""
+    frames = list(chain)
+    while frames and frames[0][0].startswith(HEADERS):
+        del frames[0]
+    own = []
+    for path, number in frames:
+        if path.startswith((HEADERS, "/usr/", "?")):  # the launch
+            break
+        own.append((Path(path).name, number))
+    return own[1:]
 
 
 def extent(array: npt.NDArray[Any]) -> tuple[int, int]:

@@ -69,7 +69,7 @@ __global__ void output_written_twice(const Params p) {
 template <bool kFault>
 __global__ void output_not_written(const Params p) {
   for (int i = threadIdx.x; i < (kFault ? 1000 : 1024); i += 32)
-    st_global_f32(reinterpret_cast<float*>(p.out) + i, 1.f);
+    st_global_f32(reinterpret_cast<float*>(p.out) + i, 1.f);  // [output_not_written]
 }
 
 // Rows of 100 bytes, 128 bytes apart.
@@ -86,7 +86,8 @@ template <bool kFault>
 __global__ void row_not_written(const Params p) {
   const int row = threadIdx.x;
   if (kFault && row == 3) return;
-  for (int i = 0; i < 25; ++i) st_global_f32(reinterpret_cast<float*>(p.out) + 32 * row + i, 1.f);
+  for (int i = 0; i < 25; ++i)
+    st_global_f32(reinterpret_cast<float*>(p.out) + 32 * row + i, 1.f);  // [row_not_written]
 }
 
 }  // namespace

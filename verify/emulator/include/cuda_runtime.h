@@ -39,13 +39,35 @@ extern dim3 blockDim, gridDim;
 
 namespace emu {
 
-// Where a twin was called in the emitted text.
+// Where a twin was called in the emitted text. `code` is the place of the call in the library, from which the debug
+// information tells the calls around it: the line of an inlined helper alone does not say which of its uses is meant.
 struct Site {
   const char* file = nullptr;
   int line = 0;
+  uint32_t code = 0;
 };
-#define EMU_SITE const char *emu_file = __builtin_FILE(), int emu_line = __builtin_LINE()  // last parameter of a twin
-#define EMU_HERE (::emu::Site{emu_file, emu_line})                                         // in its body
+
+extern "C" __attribute__((visibility("hidden"))) const char __ehdr_start;  // by the linker: the library's first byte
+
+// The place in the library from which this is called; 0 on a machine where nobody has said how to ask.
+__attribute__((always_inline)) inline uint32_t code_here() {
+#if defined(__x86_64__)
+  const char* here;
+  asm volatile("1: lea 1b(%%rip), %0" : "=r"(here));
+  return static_cast<uint32_t>(here - &__ehdr_start);
+#elif defined(__aarch64__)
+  const char* here;
+  asm volatile("adr %0, ." : "=r"(here));
+  return static_cast<uint32_t>(here - &__ehdr_start);
+#else
+  return 0;
+#endif
+}
+
+// The last parameters of a twin, and what its body makes of them.
+#define EMU_SITE \
+  const char *emu_file = __builtin_FILE(), int emu_line = __builtin_LINE(), uint32_t emu_code = ::emu::code_here()
+#define EMU_HERE (::emu::Site{emu_file, emu_line, emu_code})
 
 // threads < 0: all threads of the block that have not exited.
 void barrier_sync(int id, int threads, const char* what, Site site);

@@ -93,6 +93,8 @@ void thread_left(Thread&) {
 
 }  // namespace
 
+bool at_barrier(const Thread& thread) { return !thread.done && thread.wait.describe == describe_barrier; }
+
 void barrier_sync(int id, int threads, const char* what, Site site) {
   yield_point();
   Barrier& barrier = arrive(id, threads, what, site);

@@ -96,7 +96,7 @@ std::string component_name(int component) {
     case Agent::wgmma:
       return "wgmma of warp " + std::to_string(one.index);
     case Agent::mbarrier:
-      return "a bulk load of mbarrier " + std::to_string(one.index);
+      return "a bulk load on the mbarrier at " + shared_name(uint32_t(one.index));
     case Agent::bulk_store:
       return "a bulk store of " + name(thread_at(one.index));
   }

@@ -43,15 +43,34 @@ Meeting& open_meeting(Meetings& all, const char* what, uint32_t mask, Site site)
   return made;
 }
 
+// "0-7, 12"
+std::string lane_names(uint32_t lanes) {
+  std::string text;
+  for (int lane = 0; lane < 32; ++lane) {
+    if (!(lanes >> lane & 1)) continue;
+    const int first = lane;
+    while (lane < 31 && lanes >> (lane + 1) & 1) ++lane;
+    text += (text.empty() ? "" : ", ") + std::to_string(first);
+    if (lane > first) text += "-" + std::to_string(lane);
+  }
+  return text;
+}
+
 std::string describe_meeting(const Wait& wait) {
   // wait.object is the warp, wait.detail the mask
   const Meeting* one = find_meeting(meetings[wait.object], wait.detail);
   if (!one) return "complete";
-  std::string lanes;
-  for (int lane = 0; lane < 32; ++lane)
-    if (one->mask >> lane & 1 && !(one->arrived >> lane & 1))
-      lanes += (lanes.empty() ? "" : ", ") + std::to_string(lane);
-  return "warp " + std::to_string(wait.object) + " misses lanes " + lanes;
+  const uint32_t missing = one->mask & ~one->arrived;
+  const Thread& first = lane_of(warp_at(int(wait.object)), __builtin_ctz(missing));
+  const std::string warp = "warp " + std::to_string(wait.object) + " misses lanes " + lane_names(missing);
+  return warp + ", of which lane " + std::to_string(first.lane) + " is in " + first.wait.what + " at " +
+         place(first.wait.site);
+}
+
+// A lane that is missing waits at a barrier, to which a warp comes together or not at all.
+bool never_meets(const Wait& wait) {
+  const Meeting* one = find_meeting(meetings[wait.object], wait.detail);
+  return one && at_barrier(lane_of(warp_at(int(wait.object)), __builtin_ctz(one->mask & ~one->arrived)));
 }
 
 // For all lanes of the mask: each knows what all of them knew.
@@ -178,7 +197,7 @@ void collective(const char* what, uint32_t mask, void* operands, WarpAction acti
   meeting->operands[thread.lane] = operands;
   meeting->arrived |= bit;
   if (meeting->arrived != mask) {
-    block_on({what, site, uint32_t(warp.id), mask, describe_meeting});
+    block_on({what, site, uint32_t(warp.id), mask, describe_meeting, never_meets});
     return;
   }
   all.open &= ~(1u << (meeting - all.slots));

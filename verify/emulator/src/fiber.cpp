@@ -3,6 +3,7 @@
 // A fiber runs until it must wait; then a ready lane of the same warp continues, else another warp. Ready lanes are
 // bits: a warp is ready iff one of its lanes is. Which of several ready ones comes next is Config::order.
 // Holds: `self`, threadIdx and the running stack belong to the same thread.
+#include <algorithm>
 #include <map>
 #include <tuple>
 
@@ -71,21 +72,31 @@ void run(Thread& next) {
   ++counters.switches;
 }
 
+constexpr size_t kListed = 3;  // groups in the sentence of a deadlock
+
 // Threads that wait for the same thing at the same place.
 struct Group {
   int count = 0;
   const Thread* first = nullptr;
 };
 
-std::string sentence_of(const Group& group) {
+bool is_hopeless(const Group& group) {
+  const Wait& wait = group.first->wait;
+  return wait.hopeless && wait.hopeless(wait);
+}
+
+std::string clause_of(const Group& group, bool names_place, bool describes) {
   const Wait& wait = group.first->wait;
   std::string text = group.count == 1
                          ? name(*group.first) + " waits"
                          : std::to_string(group.count) + " threads, the first is " + name(*group.first) + ", wait";
-  text += std::string(" in ") + wait.what + " at " + place(wait.site);
-  return wait.describe ? text + " (" + wait.describe(wait) + ")" : text;
+  text += std::string(" in ") + wait.what;
+  if (names_place) text += " at " + place(wait.site);
+  return describes && wait.describe ? text + " (" + wait.describe(wait) + ")" : text;
 }
 
+// The finding stands at the first group. Where some waits are hopeless, the others follow from them: only they are
+// described.
 void report_deadlock() {
   using Key = std::tuple<std::string, int, std::string, uint32_t, uint32_t>;  // file, line, what, object, detail
   std::map<Key, Group> groups;
@@ -95,14 +106,17 @@ void report_deadlock() {
     Group& group = groups[{wait.site.file ? wait.site.file : "", wait.site.line, wait.what, wait.object, wait.detail}];
     if (group.count++ == 0) group.first = &threads[i];
   }
+  std::vector<Group> listed;
+  for (const auto& [key, group] : groups) listed.push_back(group);
+  std::stable_partition(listed.begin(), listed.end(), is_hopeless);
+  const bool describes_all = !is_hopeless(listed[0]);
   std::string text;
-  std::vector<const Thread*> firsts;
-  for (const auto& [key, group] : groups) {
-    text += (text.empty() ? "" : "; ") + sentence_of(group);
-    firsts.push_back(group.first);
-  }
-  const Site other = firsts.size() > 1 ? firsts[1]->wait.site : Site{};
-  fatal("deadlock", firsts[0]->wait.site, other, firsts[0], "no thread of the block can run: %s", text.c_str());
+  for (size_t i = 0; i < listed.size() && i < kListed; ++i)
+    text += (i ? "; " : "") + clause_of(listed[i], i > 0, describes_all || is_hopeless(listed[i]));
+  if (listed.size() > kListed) text += "; and " + std::to_string(listed.size() - kListed) + " more groups";
+  const Thread& first = *listed[0].first;
+  const Site other = listed.size() > 1 ? listed[1].first->wait.site : Site{};
+  fatal("deadlock", first.wait.site, other, &first, "no thread of the block can run: %s", text.c_str());
 }
 
 void leave_to_next(Thread& from) {

@@ -23,6 +23,9 @@ struct Barrier {
   uint32_t count = 0;
   uint32_t pending = 0;  // arrivals still missing in the running phase
   int64_t bytes = 0;     // expected minus landed
+  int64_t expected = 0;  // in the running phase
+  Site expect_site;      // the latest expect_tx
+  Site ended_site;       // the latest of the phase that ended last
   uint32_t phase = 0;    // phases that have ended
   int component = -1;    // of its loads, from the first one on
   Clocks arriving, ended;
@@ -49,18 +52,36 @@ int slot_of(uint32_t address) {
   return -1;
 }
 
-std::string state(const Barrier& barrier) {
-  return "phase " + std::to_string(barrier.phase) + " of the mbarrier at " + shared_name(barrier.address) +
-         " still wants " + std::to_string(barrier.pending) + " of " + std::to_string(barrier.count) + " arrivals and " +
-         std::to_string(barrier.bytes) + " bytes";
+const Barrier& waited_for(const Wait& wait) { return barriers[static_cast<size_t>(slot_of(wait.object))]; }
+
+// What keeps the phase from ending, or what the waiting thread may have meant.
+std::string describe(const Wait& wait) {
+  const Barrier& barrier = waited_for(wait);
+  std::string text = "phase " + std::to_string(barrier.phase) + " of the mbarrier at " + shared_name(barrier.address);
+  text += ", initialised at " + place(barrier.init_site) + ", still wants " + std::to_string(barrier.pending) + " of " +
+          std::to_string(barrier.count) + " arrivals";
+  if (barrier.bytes) {
+    const long long landed = barrier.expected - barrier.bytes;
+    text += " and " + std::to_string(barrier.bytes) + " bytes: " + std::to_string(landed) + " landed, but " +
+            std::to_string(barrier.expected) + " were expected";
+    if (barrier.expect_site.file) text += " at " + place(barrier.expect_site);
+    return text;
+  }
+  if (!barrier.pending) return text;
+  const std::string ended = barrier.phase ? "phase " + std::to_string(barrier.phase - 1) : "no phase";
+  return text + ": " + ended + " has ended, so parity " + std::to_string(wait.detail) + " waits and parity " +
+         std::to_string(1 - wait.detail) + " would pass";
 }
 
-std::string describe(const Wait& wait) { return state(barriers[static_cast<size_t>(slot_of(wait.object))]); }
+// All have arrived and more bytes landed than they expected: no arrival is left that could expect the rest.
+bool never_ends(const Wait& wait) { return !waited_for(wait).pending && waited_for(wait).bytes < 0; }
 
 void end_phase_if_complete(Barrier& barrier) {
   if (barrier.pending || barrier.bytes) return;
   ++barrier.phase;
   barrier.pending = barrier.count;
+  barrier.expected = 0;
+  barrier.ended_site = barrier.expect_site;
   if (config.check) {
     copy(barrier.ended, barrier.arriving);
     if (barrier.component >= 0) barrier.ended.order[barrier.component] = barrier.phase;
@@ -81,6 +102,8 @@ void arrive(uint32_t address, uint32_t bytes, const char* what, Site site) {
   yield_point();
   Barrier& barrier = barriers[static_cast<size_t>(find(address, what, site))];
   barrier.bytes += bytes;
+  barrier.expected += bytes;
+  if (bytes) barrier.expect_site = site;
   check_bytes(barrier, site);
   if (!barrier.pending) {
     fatal("over-arrived", site, barrier.init_site, self,
@@ -123,8 +146,8 @@ int find(uint32_t address, const char* what, Site site) {
   }
   if (config.check && self->clocks.order[barrier.init_thread] < barrier.init_time) {
     finding("race", site, barrier.init_site, self,
-            "%s by %s on the mbarrier at %s, which thread %d initialised at line %d with no barrier between", what,
-            name(*self).c_str(), shared_name(address).c_str(), barrier.init_thread, barrier.init_site.line);
+            "%s by %s on the mbarrier at %s, which thread %d initialised at %s with no barrier between", what,
+            name(*self).c_str(), shared_name(address).c_str(), barrier.init_thread, place(barrier.init_site).c_str());
   }
   return slot;
 }
@@ -134,11 +157,12 @@ Load start_load(uint32_t address, const char* what, Site site) {
   Barrier& barrier = barriers[static_cast<size_t>(slot)];
   if (!barrier.fenced && config.check) {
     finding("no-fence-mbarrier-init", site, barrier.init_site, self,
-            "%s by %s uses the mbarrier at %s, and thread %d that initialised it at line %d executed no "
+            "%s by %s uses the mbarrier at %s, and thread %d that initialised it at %s executed no "
             "fence.mbarrier_init after",
-            what, name(*self).c_str(), shared_name(address).c_str(), barrier.init_thread, barrier.init_site.line);
+            what, name(*self).c_str(), shared_name(address).c_str(), barrier.init_thread,
+            place(barrier.init_site).c_str());
   }
-  if (barrier.component < 0 && config.check) barrier.component = new_component(Agent::mbarrier, slot);
+  if (barrier.component < 0 && config.check) barrier.component = new_component(Agent::mbarrier, int(address));
   barrier.last_load = barrier.phase + 1;
   barrier.last_load_site = site;
   barrier.last_load_name = what;
@@ -150,8 +174,9 @@ void complete_load(const Load& load, uint32_t bytes, const char* what, Site site
   if (barrier.phase + 1 != load.time) {
     finding("later-phase", site, barrier.init_site, nullptr,
             "%s of %u bytes started in phase %u of the mbarrier at %s and completes into its later phase %u: "
-            "the bytes expected for phase %u were too few",
-            what, bytes, load.time - 1, shared_name(barrier.address).c_str(), barrier.phase, load.time - 1);
+            "the bytes expected for phase %u at %s were too few",
+            what, bytes, load.time - 1, shared_name(barrier.address).c_str(), barrier.phase, load.time - 1,
+            place(barrier.ended_site).c_str());
   }
   barrier.bytes -= bytes;
   check_bytes(barrier, site);
@@ -220,7 +245,7 @@ bool mbarrier_try_wait_parity(uint32_t address, uint32_t parity, Site site) {
       return false;
     }
     barriers[slot].waiting.push_back(self);
-    block_on({what, site, address, parity, describe});
+    block_on({what, site, address, parity, describe, never_ends});
     if ((barriers[slot].phase & 1) == parity) return false;  // the next phase ended too before this thread ran
   }
   barriers[slot].observed = barriers[slot].phase;

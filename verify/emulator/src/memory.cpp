@@ -76,6 +76,7 @@ std::string nearest(const char* address) {
     if (away >= least) continue;
     least = away;
     text = away == 0 && !before && address < one.end() ? "it begins inside of '" + one.name + "' and ends beyond it"
+           : away == 0 ? "the first bytes behind the end of '" + one.name + "'"
            : before ? std::to_string(away) + " bytes before the start of '" + one.name + "'"
                     : std::to_string(away) + " bytes behind the end of '" + one.name + "'";
   }
@@ -264,17 +265,22 @@ int emu_check_outputs() {
   for (emu::Tensor& one : emu::tensors) {
     if (!emu::is_output(one)) continue;
     emu::make_granules(one);
-    size_t missing = 0, first = 0;
-    for (size_t i = one.granules.size(); i-- > 0;)
-      if (one.granules[i].expected && one.granules[i].launch == 0) {
+    size_t missing = 0, first = 0, before = SIZE_MAX;  // the last written one before the first that is missing, or any
+    for (size_t i = one.granules.size(); i-- > 0;) {
+      const emu::Granule& granule = one.granules[i];
+      if (granule.expected && granule.launch == 0) {
         ++missing;
         first = i;
+      } else if (granule.launch != 0 && (before == SIZE_MAX || before > first)) {
+        before = i;
       }
+    }
     if (!missing) continue;
     ++found;
-    emu::finding("not-written", {}, {}, nullptr,
-                 "%zu bytes of the output '%s' were never written, the first at byte %zu", missing * emu::kGranule,
-                 one.name.c_str(), first * emu::kGranule);
+    const emu::Site at = before == SIZE_MAX ? emu::Site{} : emu::site_of(one.granules[before].site);
+    emu::finding("not-written", at, {}, nullptr,
+                 "%zu bytes of the output '%s' were never written, the first at byte %zu%s", missing * emu::kGranule,
+                 one.name.c_str(), first * emu::kGranule, at.file ? "; this line wrote its neighbours" : "");
   }
   return found;
 }

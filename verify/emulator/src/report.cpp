@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 #include <tuple>
+#include <unordered_map>
 
 #include "report.h"
 #include "runtime.h"
@@ -31,11 +32,13 @@ bool is_stopped = false;
 constexpr int kSites = 0xffff;
 std::vector<Site> sites(1);
 struct CachedSite {
-  const char* file = nullptr;
-  int line = 0;
+  Site site;
   uint16_t id = 0;
 };
 CachedSite cached_sites[1024];
+std::unordered_map<uint64_t, std::vector<uint16_t>> known_sites;  // by code and line
+
+bool is_same(Site a, Site b) { return a.code == b.code && a.line == b.line && a.file == b.file; }
 
 std::string file_name(Site site) {
   if (!site.file) return "";
@@ -133,8 +136,11 @@ size_t give(const std::string& text, char* buffer, size_t n) {
 
 std::string name(const Thread& thread) { return "thread " + std::to_string(thread.linear); }
 
+// Followed by the code address between two control characters, which emulator.py replaces by the calls around it.
 std::string place(Site site) {
-  return site.file ? file_name(site) + ":" + std::to_string(site.line) : "an unknown line";
+  if (!site.file) return "an unknown line";
+  const std::string line = file_name(site) + ":" + std::to_string(site.line);
+  return site.code ? line + "\x01" + std::to_string(site.code) + "\x02" : line;
 }
 
 std::string shared_name(uint32_t address) {
@@ -145,17 +151,20 @@ std::string shared_name(uint32_t address) {
 }
 
 uint16_t site_id(Site site) {
-  CachedSite& cached =
-      cached_sites[(uint32_t(site.line) ^ uint32_t(reinterpret_cast<uintptr_t>(site.file) >> 3)) % 1024];
-  if (cached.file == site.file && cached.line == site.line) return cached.id;
-  size_t id = 1;
-  while (id < sites.size() && (sites[id].file != site.file || sites[id].line != site.line)) ++id;
-  if (id == sites.size()) {
-    if (id == kSites) return 0;
-    sites.push_back(site);
-  }
-  cached = {site.file, site.line, uint16_t(id)};
-  return uint16_t(id);
+  CachedSite& cached = cached_sites[(uint32_t(site.line) ^ site.code ^ site.code >> 10) % 1024];
+  if (cached.id && is_same(cached.site, site)) return cached.id;
+  std::vector<uint16_t>& alike = known_sites[uint64_t(site.code) << 32 | uint32_t(site.line)];
+  for (const uint16_t id : alike)
+    if (is_same(sites[id], site)) {
+      cached = {site, id};
+      return id;
+    }
+  if (sites.size() == kSites) return 0;
+  const auto id = uint16_t(sites.size());
+  sites.push_back(site);
+  alike.push_back(id);
+  cached = {site, id};
+  return id;
 }
 
 Site site_of(uint16_t id) { return sites[id]; }

@@ -58,7 +58,7 @@ struct Clocks {
 enum class Agent { thread, wgmma, mbarrier, bulk_store };
 int thread_component(int thread);
 int wgmma_component(int warp);
-int new_component(Agent agent, int index);  // mbarrier (index: the caller's slot) or bulk_store (index: thread)
+int new_component(Agent agent, int index);  // mbarrier (index: its address) or bulk_store (index: thread)
 std::string component_name(int component);  // for sentences: "thread 5", "wgmma of warp 2", ...
 
 Clocks new_clocks();  // all zero; lives until the block ends
@@ -69,11 +69,13 @@ void join(Clocks into, Clocks from);  // entry by entry the larger one
 // ---- Threads, warps, scheduling (fiber.cpp)
 
 // Why a thread cannot run. `describe` gives the state of the thing waited for, for the deadlock report; may be null.
+// `hopeless`, null for never: whatever the others did, this wait would not end. Such a wait is the first to report.
 struct Wait {
   const char* what = nullptr;  // "__syncthreads", "mbarrier.try_wait"
   Site site;
   uint32_t object = 0, detail = 0;  // such as barrier id, parity: threads that differ in them are reported apart
   std::string (*describe)(const Wait&) = nullptr;
+  bool (*hopeless)(const Wait&) = nullptr;
 };
 
 struct Thread {
@@ -105,6 +107,7 @@ void yield();        // lets another thread run, the caller stays ready (a spuri
 void yield_point();  // under Order::random it yields now and then; call before shared accesses and barrier operations
 [[noreturn]] void abandon_block();  // to the main context; the fibers are dropped, not unwound
 int living_threads();                // of the block, that have not exited
+bool at_barrier(const Thread& thread);  // it waits in a __syncthreads or bar.sync (barrier.cpp)
 // For launch.cpp: make the fibers of a block (false: no memory for their stacks); run them until all have exited.
 bool start_threads(dim3 block);
 void run_threads(const std::function<void()>& body);
@@ -213,7 +216,7 @@ extern Counters counters;
                                          const char* format, ...);
 bool stopped();                             // a finding ended the run
 std::string name(const Thread& thread);     // "thread 37"
-std::string place(Site site);               // "file.cu:12"
+std::string place(Site site);               // "file.cu:12", and in Python's eyes the calls around it
 std::string shared_name(uint32_t address);  // "shared memory +0x40"
 uint16_t site_id(Site site);                // small numbers for shadow records
 Site site_of(uint16_t id);

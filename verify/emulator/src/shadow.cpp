@@ -109,8 +109,9 @@ void report_unordered_write(const Record& write, uint32_t word, const Access& ac
   const std::string where = shared_name(address_of(word));
   if (write.time == kInFlight)
     finding("race", access.site, other, access.thread,
-            "%s %s %s while the asynchronous copy that %s issued at %s is in flight: nothing waited for it",
-            who(access).c_str(), verb, where.c_str(), component_name(write.component).c_str(), place(other).c_str());
+            "%s %s %s while the asynchronous copy that %s issued at %s is in flight: %snothing waited for it",
+            who(access).c_str(), verb, where.c_str(), component_name(write.component).c_str(), place(other).c_str(),
+            access.time == kInFlight ? "the two copies overlap and " : "");
   else
     finding("race", access.site, other, access.thread, "%s %s %s, which %s, and nothing orders the two",
             who(access).c_str(), verb, where.c_str(), writer(write).c_str());
