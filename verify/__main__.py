@@ -57,9 +57,19 @@ def _where(device: str, arch: str | None, schedules: tuple[str, ...], accumulati
     return devices.device(device, arch=arch, schedules=chosen, accumulation=accumulation)
 
 
-_seed = click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same cases.")
+_seed = click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Same seed, same cases.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print figures as JSON instead of a table.")
-_out = click.option("--out", type=click.Path(path_type=Path), default=None, help="Write the figures to this file.")
+
+
+def _writable(_context: click.Context, _option: click.Parameter, path: Path | None) -> Path | None:
+    from verify.packages import check_writable
+
+    return None if path is None else check_writable(path)
+
+
+_out = click.option(
+    "--out", type=click.Path(path_type=Path), default=None, callback=_writable, help="Write the figures to this file."
+)
 
 
 class Commands(click.Group):
@@ -87,12 +97,12 @@ def _finish(
     figures: dict[str, Any], as_json: bool, out: Path | None, show: Callable[[Console], None], holds: bool
 ) -> None:
     """Print, save, and leave with the right exit code."""
-    from verify.packages import write_json
+    from verify import packages
 
     if out is not None:
-        write_json(out, figures)
+        packages.write_json(out, figures)
     if as_json:
-        click.echo(json.dumps(figures, indent=1))
+        click.echo(packages.as_json(figures))
     else:
         show(_console())
     sys.exit(0 if holds else 1)

@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import importlib.util
 import json
+import math
 import os
 import re
 import sys
@@ -29,7 +30,7 @@ def cache() -> Path:
     """Where emitted packages are kept: $TILEPROOF_CACHE/packages, else the user's cache folder."""
     root = os.environ.get("TILEPROOF_CACHE")
     if root:
-        return Path(root) / "packages"
+        return Path(root).absolute() / "packages"  # compilers run elsewhere
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "tileproof" / "packages"
 
@@ -105,12 +106,47 @@ def find(argument: str) -> Path:
     )
 
 
+def check_writable(path: Path) -> Path:
+    """`path`, if a file can be written there: what a command asks before work that takes long.
+
+    Raises: RequestError when it is a folder, or no file, or lies where none can be made.
+    """
+    if path.exists() and not path.is_file():
+        raise RequestError(f"{path} is {'a folder' if path.is_dir() else 'no regular file'}", "try out.json")
+    home = next(folder for folder in path.absolute().parents if folder.exists())
+    if not path.name or not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
+        raise RequestError(f"{str(path)!r}: no file can be written there", "try out.json")
+    return path
+
+
+def as_json(value: Any) -> str:
+    """`value` as JSON, which has no infinities and no NaN: they stand as the words "inf", "-inf" and "nan"."""
+    return json.dumps(_finite(value), indent=1, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` where a reader never finds half of it; what is innermost and short stands on one line."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write `value` where a reader never finds half of it; what is innermost and short stands on one line.
+
+    Raises: RequestError as `check_writable`; ToolError when the file system refuses.
+    """
+    text = _INNERMOST.sub(_on_one_line, as_json(value)) + "\n"
+    path = check_writable(path).resolve()  # a link stays, what it points to is replaced
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(_INNERMOST.sub(_on_one_line, json.dumps(value, indent=1)) + "\n")
-    beside.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(text)
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise ToolError(f"cannot write {path}: {error.strerror or error}", "try another --out") from None
 
 
 # A list or an object that holds numbers and short words only.

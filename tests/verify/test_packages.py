@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import math
+import os
 import shutil
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from codegen.errors import RequestError
 from verify import mutants, packages
+from verify.__main__ import main
 
 
 @pytest.fixture
@@ -64,3 +70,37 @@ def test_a_changed_package_is_sealed_with_a_digest_of_its_own(cache):
     stated = packages.plan(folder)["digest"]
     assert stated != packages.plan(packages.emit(d=16, dtypes=("float32",), archs=("cpu",)))["digest"]
     assert any(stated[:12] in file.read_text() for file in folder.glob("*.py"))
+
+
+def test_what_is_no_regular_file_is_never_replaced(tmp_path):
+    (tmp_path / "file").write_text("")
+    os.mkfifo(tmp_path / "fifo")  # as a device node would be
+    for path in (tmp_path, tmp_path / "fifo", tmp_path / "file" / "below", Path("")):
+        before = sorted(p.name for p in tmp_path.iterdir())
+        with pytest.raises(RequestError, match=r"try out\.json"):
+            packages.write_json(path, {})
+        done = CliRunner().invoke(main, ["calibrate", "--quick", "--out", str(path)])  # before any work
+        assert done.exit_code == 2 and "verify: error" in done.output
+        assert sorted(p.name for p in tmp_path.iterdir()) == before
+    assert (tmp_path / "fifo").is_fifo()
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "real.json")
+    packages.write_json(tmp_path / "link", [1])
+    assert (tmp_path / "link").is_symlink() and json.loads((tmp_path / "real.json").read_text()) == [1]
+
+
+def test_figures_that_are_not_finite_are_valid_json(tmp_path):
+    def refused(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    packages.write_json(tmp_path / "x.json", {"got": math.inf, "want": (-math.inf, math.nan, 1.5, "a", None)})
+    read = json.loads((tmp_path / "x.json").read_text(), parse_constant=refused)
+    assert read == {"got": "inf", "want": ["-inf", "nan", 1.5, "a", None]}
+
+
+def test_a_relative_cache_is_one_folder_whatever_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TILEPROOF_CACHE", "here")
+    assert packages.cache() == tmp_path / "here" / "packages"
