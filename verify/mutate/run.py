@@ -18,7 +18,7 @@ from verify.mutate.mutant import Mutant
 from verify.mutate.synchronisation import SUFFIX, Synchronisation, archs
 from verify.progress import Step, silent
 
-TIMEOUT_S = 120.0  # one mutant, compilation included
+TIMEOUT_S = 300.0  # one mutant, compilation included
 TARGETS: dict[str, Callable[[], targets.Target]] = {
     "spec": targets.Spec,
     "cpu": targets.vector,
