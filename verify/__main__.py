@@ -16,7 +16,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from codegen.errors import TileproofError
+from codegen.errors import RequestError, TileproofError
 
 # The oracle's matrices are small: threads of the BLAS cost more than they give. Kernels use torch's threads.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -167,13 +167,17 @@ def certify(
     stated = record.describe(where.describe())
     if traced is not None:
         stated["debug_form"] = traced
-    if record.runs and only is None and path is None:
+    edited = packages.changed(folder)
+    if edited:
+        click.echo(f"verify: no certificate is written: {edited[0]} is not the file that plan.json names", err=True)
+    elif only is None and path is None and (record.runs or record.violations):
         certificate.write(folder, device, stated)
     for text in record.violations[:10]:
         click.echo(text, err=True)
     if not record.runs and not record.violations:
-        click.echo(f"verify: error: nothing ran: no case {only!r} or no path {path!r}", err=True)
-        sys.exit(2)
+        asked = [f"--{word} {name}" for word, name in (("only", only), ("path", path)) if name is not None]
+        hint = "a violation's message names both; cases also depend on --seed and --cases"
+        raise RequestError(f"{' '.join(asked)}: nothing has that name, and nothing ran", hint)
     title = f"{folder.name}: certificate on {device}"
     _finish(stated, as_json, out, lambda c: c.print(certificate.table(stated, title)), not record.violations)
 
@@ -353,7 +357,6 @@ def sanitize(
     packages_: tuple[str, ...], tools: tuple[str, ...], faults: bool, jobs: int, out: Path | None, as_json: bool
 ) -> None:
     """Run every CUDA kernel of each PACKAGE under compute-sanitizer, in poisoned and guarded memory."""
-    from codegen.errors import RequestError
     from verify import packages
     from verify import sanitize as tool
     from verify.progress import bar

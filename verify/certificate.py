@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from codegen.errors import RequestError
 from verify import packages
 from verify.cases import Array
 from verify.judge import OUTPUTS, Figure, Verdict
@@ -186,7 +187,9 @@ class Record:
         self.float64_in_balls = 0.0
         self.balls = False
 
-    def add(self, verdicts: Iterable[Verdict], how: str, *, float64_in_balls: float | None) -> None:
+    def add(
+        self, verdicts: Iterable[Verdict], how: str, *, float64_in_balls: float | None, again_takes_path: bool = True
+    ) -> None:
         """Add the verdicts of one case; `how` is the command that makes the case again."""
         heard = list(verdicts)
         if heard:
@@ -205,7 +208,8 @@ class Record:
                 self.paths[key] = PathRecord(verdict)
             self.paths[key].add(verdict)
             if not verdict.holds:
-                self.violations.append(verdict.message(f"{how} --path {verdict.path}"))
+                again = f"{how} --path {verdict.path}" if again_takes_path else how
+                self.violations.append(verdict.message(again))
 
     @property
     def cases(self) -> int:
@@ -227,8 +231,17 @@ class Record:
 
 
 def write(folder: Path, device: str, stated: dict[str, Any]) -> Path:
-    """Put one device's figures into the package's certificate; returns its path."""
+    """Put one device's figures into the package's certificate; returns its path.
+
+    Raises: RequestError when the package's files are not those of its digest; ToolError when it cannot be written.
+    """
     plan, file = packages.plan(folder), folder / FILE
+    changed = packages.changed(folder)
+    if changed:
+        raise RequestError(
+            f"{folder}: {changed[0]} is not the file that plan.json names, so the package gets no {FILE}",
+            "try codegen --check, or emit it again",
+        )
     devices: dict[str, Any] = {}
     try:
         before = json.loads(file.read_text())

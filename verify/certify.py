@@ -7,6 +7,7 @@ A case is one set of inputs; it is run on each path of its dtype, and the oracle
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path as Folder
@@ -39,8 +40,8 @@ class Options:
 def command(folder: Folder | str, device: Device, options: Options, case: Case) -> str:
     """The command that makes one case again."""
     return (
-        f"python -m verify certify {folder} {device.asked} --seed {options.seed} "
-        f"--cases {options.per_dtype} --only {case.name}"
+        f"python -m verify certify {shlex.quote(str(folder))} {device.asked} --seed {options.seed} "
+        f"--cases {options.per_dtype} --only {shlex.quote(case.name)}"
     )
 
 
@@ -93,15 +94,16 @@ def hear_case(
     rows: int = judge.ROWS,
     compare_plain: bool = True,
     seed: int = 0,
+    again_takes_path: bool = True,
 ) -> None:
     """Run one case twice on its paths (the bits must agree) and put the verdicts into `record`.
 
-    Other words as `judge.hear` takes them.
+    again_takes_path: whether the command `how` has the option --path. Other words as `judge.hear` takes them.
     """
     paths: Sequence[Path] = [p for p in device.paths(attn, case.dtype, case) if only_path in (None, str(p))]
     runs: list[tuple[Path, Array, Array]] = []
     for path in paths:
-        again = f"\n  again: {how} --path {path}"
+        again = f"\n  again: {how}" + (f" --path {path}" if again_takes_path else "")
         try:
             first = device.run(attn, case, path)
             second = first if device.compares_runs else device.run(attn, case, path)
@@ -121,7 +123,8 @@ def hear_case(
     except InvariantError as error:
         record.violations.append(f"{case.name}: the reference breaks its own invariant: {error}\n  again: {how}")
         return
-    record.add(verdicts, how, float64_in_balls=truth.certify_float64() if truth.balls is not None else None)
+    inside = truth.certify_float64() if truth.balls is not None else None
+    record.add(verdicts, how, float64_in_balls=inside, again_takes_path=again_takes_path)
 
 
 def work(case: Case) -> int:

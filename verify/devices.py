@@ -188,7 +188,7 @@ class Cuda:
 def _emulator(arch: str | None = None, **words: Any) -> Device:
     from verify.emulator.device import EmulatorDevice
 
-    return EmulatorDevice(arch or "sm80", **words)
+    return EmulatorDevice("sm80" if arch is None else arch, **words)
 
 
 DEVICES: dict[str, Callable[..., Device]] = {"cpu": Cpu, "cuda": Cuda, "emulator": _emulator}
@@ -214,6 +214,13 @@ def torch_device(name: str) -> str:
 
 
 def dtypes_of(plan: dict[str, Any], device_name: str) -> list[str]:
-    """The dtypes that a package (its plan.json) has kernels for on a device, in the order of the plan."""
+    """The dtypes that a package (its plan.json) has kernels for on a device, in the order of the plan.
+
+    Raises: RequestError when it has none.
+    """
     on_cpu = device_name == "cpu"
-    return list(dict.fromkeys(v["dtype"] for v in plan["variants"] if (v["target"] == "cpu") == on_cpu))
+    found = list(dict.fromkeys(v["dtype"] for v in plan["variants"] if (v["target"] == "cpu") == on_cpu))
+    if not found:
+        targets = ", ".join(dict.fromkeys(v["target"] for v in plan["variants"]))
+        raise RequestError(f"{plan['name']} has no kernel for --device {device_name}", f"its targets: {targets}")
+    return found

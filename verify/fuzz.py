@@ -9,6 +9,7 @@ example that T0 is inside its own bound. A failing example is shrunk before it i
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -138,8 +139,11 @@ def fuzz_package(
     def check(description: strategies.Description) -> None:
         case = description.case(f"fuzz/{outcome.name}")
         before = len(found.violations)
-        how = f"python -m verify fuzz {folder} {device.asked} --examples {examples} --seed {seed}"
-        hear_case(module, case, device, found, how, spec=spec, rows=0, compare_plain=False, seed=seed)
+        how = f"python -m verify fuzz {shlex.quote(str(folder))} {device.asked} --examples {examples} --seed {seed}"
+        hear_case(
+            module, case, device, found, how,
+            spec=spec, rows=0, compare_plain=False, seed=seed, again_takes_path=False,
+        )  # fmt: skip
         outcome.counts[f"dtype {case.dtype}"] += 1
         outcome.counts[f"mask {case.causal}{'+lengths' if case.key_lengths is not None else ''}"] += 1
         outcome.counts.update(features(case))

@@ -96,14 +96,29 @@ def load(folder: Path | str) -> ModuleType:
 def find(argument: str) -> Path:
     """The package folder that a command line names: a path, or a name under ./generated.
 
-    Raises: RequestError when there is none.
+    Raises: RequestError when there is none, or its plan.json is not the one that was emitted.
     """
     for candidate in (Path(argument), Path("generated") / argument):
         if (candidate / package.PLAN_FILE).is_file():
+            if package.content_digest(_files(candidate)) != plan(candidate)["digest"] and not changed(candidate):
+                raise RequestError(f"{candidate}/{package.PLAN_FILE} was changed after it was emitted", "emit it again")
             return candidate
     raise RequestError(
         f"{argument}: no tileproof package there", "try generated/attn_d128_sram192k, or run codegen first"
     )
+
+
+def changed(folder: Path) -> list[str]:
+    """The files of a package that are not those its plan.json names: kernels that somebody edited, say."""
+    files = _files(folder)
+    named = plan(folder)["files"].items()
+    return [name for name, one in named if hashlib.sha256(files.get(name, b"")).hexdigest() != one]
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    """The bytes of plan.json and of what it lists, as far as it is there."""
+    paths = {name: folder / name for name in (package.PLAN_FILE, *plan(folder)["files"])}
+    return {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
 
 
 def check_writable(path: Path) -> Path:

@@ -15,7 +15,7 @@ from verify.__main__ import main
 from verify.certificate import Record
 from verify.emulator import device as emulated
 from verify.emulator.device import Call, EmulatorDevice
-from verify.emulator.emulator import ACCUMULATIONS, SCHEDULES, FindingError
+from verify.emulator.emulator import ACCUMULATIONS, SCHEDULES, Finding, FindingError
 from verify.inputs import FAMILIES
 
 
@@ -166,3 +166,45 @@ def test_a_difference_is_found_whatever_its_kind():
         b = a.copy()
         b[0, i] = other
         assert emulated._difference(a, b).startswith(f"[0, {i}] is")
+
+
+def test_a_package_whose_every_case_has_a_finding_loses_its_good_certificate(host, tmp_path, monkeypatch):
+    folder = shutil.copytree(host, tmp_path / "package")
+    words = ["certify", str(folder), "--device", "emulator", "--schedule", "random", "--cases", "1"]
+    file = folder / "certificate.json"
+    assert CliRunner().invoke(main, words).exit_code == 0
+    assert json.loads(file.read_text())["devices"]["emulator"]["holds"] is True
+
+    def faulty(*_):
+        raise FindingError([Finding("race", "forward_sm80.cu:1: a race")])
+
+    monkeypatch.setattr(EmulatorDevice, "run", faulty)
+    done = CliRunner().invoke(main, [*words, "--json"])
+    assert done.exit_code == 1 and "a race" in done.stderr and "--schedule random" in done.stderr
+    assert json.loads(done.stdout)["holds"] is False
+    assert json.loads(file.read_text())["devices"]["emulator"]["holds"] is False
+
+
+def test_an_edited_kernel_is_judged_but_not_certified(tmp_path):
+    own = packages.emit(sram="163KB", d=8, dv=16, archs=("sm80",), br=16, bc=16)  # a process takes one of each digest
+    folder = shutil.copytree(own, tmp_path / "a package")
+    source = folder / "csrc" / "forward_sm80.cu"
+    source.write_text(source.read_text().replace("st_global_f32(lse + row, ", "st_global_f32(lse + row + 1000000, "))
+    words = ["certify", str(folder), "--device", "emulator", "--schedule", "random", "--cases", "1"]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 1 and "outside of every tensor" in done.stderr
+    assert f"again: python -m verify certify '{folder}'" in done.stderr
+    assert "no certificate is written: csrc/forward_sm80.cu" in done.stderr
+    assert not (folder / "certificate.json").exists()
+    done = CliRunner().invoke(main, ["fuzz", *words[1:-2], "--examples", "1"])
+    assert done.exit_code == 1 and "again: " in done.stderr and "--path" not in done.stderr
+
+
+def test_a_package_without_the_asked_kernels_says_what_it_has(host):
+    for words in (["certify", str(host)], ["fuzz", str(host)], ["certify", str(host), "--cases", "1"]):
+        done = CliRunner().invoke(main, [*words, "--device", "cpu"])
+        assert done.exit_code == 2 and "has no kernel for --device cpu\n  its targets: sm80" in done.output
+    done = CliRunner().invoke(main, ["certify", str(host), "--device", "emulator", "--cases", "1", "--only", "nope"])
+    assert done.exit_code == 2 and "--only nope: nothing has that name" in done.output
+    done = CliRunner().invoke(main, ["certify", str(host), "--device", "emulator", "--arch", ""])
+    assert done.exit_code == 2 and "no kernel for --arch" in done.output

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from codegen.errors import RequestError
-from verify import mutants, packages
+from verify import certificate, mutants, packages
 from verify.__main__ import main
 
 
@@ -104,3 +104,21 @@ def test_a_relative_cache_is_one_folder_whatever_the_working_folder(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TILEPROOF_CACHE", "here")
     assert packages.cache() == tmp_path / "here" / "packages"
+
+
+def test_a_plan_that_was_changed_is_refused_and_a_changed_kernel_is_named(cache):
+    folder = shutil.copytree(packages.emit(d=16, dtypes=("float32",), archs=("cpu",)), cache / "copy")
+    assert packages.find(str(folder)) == folder and packages.changed(folder) == []
+    whole = (folder / "plan.json").read_text()
+    plan = json.loads(whole)
+    lame = {name: value for name, value in plan.items() if name != "variants"}
+    for other in (lame, {**plan, "variants": []}, {**plan, "request": {**plan["request"], "d": 24}}):
+        (folder / "plan.json").write_text(json.dumps(other))
+        with pytest.raises(RequestError, match=r"plan\.json was changed after it was emitted"):
+            packages.find(str(folder))
+    (folder / "plan.json").write_text(whole)
+    (folder / "checks.py").write_text("")
+    assert packages.find(str(folder)) == folder and packages.changed(folder) == ["checks.py"]
+    with pytest.raises(RequestError, match=r"checks\.py is not the file that plan\.json names"):
+        certificate.write(folder, "cpu", {})
+    assert not (folder / "certificate.json").exists()
