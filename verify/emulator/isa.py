@@ -1,7 +1,7 @@
 """The PTX ISA in NumPy: one statement per primitive that the emitted kernels use, and where it comes from.
 
-Source: PTX ISA 9.0. The statements are in four files by topic; `PRIMITIVES` names for each wrapper of
-codegen/templates/sm80/ptx_sm80.cuh and codegen/templates/sm90a/ptx_sm90a.cuh the section it was written from.
+Source: PTX ISA 9.0. The statements are in four files by topic, each with the sections that it was written from; which
+wrapper of the PTX headers a statement answers for is said by the cases of verify/conformance.
 
 Holds always: written from the manual, never from the kernels, the wrappers or the emulator's C++. Three things are
 compared with each other (tests/emulator/test_conformance_*.py): these statements, the emulator's twins, and vectors

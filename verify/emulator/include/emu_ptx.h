@@ -21,8 +21,6 @@ void cp_async_wait_group(int newest);
 void ldmatrix(uint32_t* registers, uint32_t row, int matrices, bool transposed, Site site);
 void mma_m16n8k16(float* d, const uint32_t* a, uint32_t b0, uint32_t b1, bool bf16, Site site);
 int redux_max(int value, Site site);
-void load_shared(uint32_t address, void* value, int bytes, Site site);
-void store_shared(uint32_t address, const void* value, int bytes, Site site);
 void load_global(const void* address, void* value, int bytes, Site site);
 void store_global(void* address, const void* value, int bytes, Site site);
 

@@ -43,10 +43,10 @@ void stmatrix_x4(uint32_t row, const uint32_t* registers, bool transposed, Site 
 uint32_t atomic_add_global_u32(uint32_t* address, uint32_t value, Site site);
 void red_add_global_f32(float* address, const float* values, int count, Site site);
 
-// shadow.cpp, collective.cpp: shared with the sm_80 twins
+// shadow.cpp; the sm_80 twins call the first two as well. collective.cpp
 void load_shared(uint32_t address, void* value, int bytes, Site site);
 void store_shared(uint32_t address, const void* value, int bytes, Site site);
-int redux_max(int value, Site site);
+bool vote_any(bool predicate, Site site);
 
 }  // namespace emu
 
@@ -193,7 +193,7 @@ inline void bar_arrive(int id, int threads, EMU_SITE) { emu::barrier_arrive(id, 
 
 // ---- Warp
 
-inline bool vote_any(bool predicate, EMU_SITE) { return emu::redux_max(predicate ? 1 : 0, EMU_HERE) != 0; }
+inline bool vote_any(bool predicate, EMU_SITE) { return emu::vote_any(predicate, EMU_HERE); }
 inline uint32_t shfl_xor_b32(uint32_t value, int mask, EMU_SITE) {
   return emu::shuffle(0xffffffffu, value, emu::own_lane() ^ mask, EMU_HERE);
 }

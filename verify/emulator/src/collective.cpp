@@ -1,6 +1,7 @@
 // collective.cpp: what the lanes of a warp do together: they meet, and the last to arrive acts for all.
 //
-// Source: PTX ISA, "shfl.sync", "redux.sync", "bar.warp.sync"; CUDA C++ Programming Guide, "Warp Shuffle Functions".
+// Source: PTX ISA, "shfl.sync", "redux.sync", "vote.sync", "bar.warp.sync"; CUDA C++ Programming Guide, "Warp Shuffle
+// Functions".
 // Only __syncwarp orders memory; a shuffle moves values and nothing else.
 // Holds: the masks of the open meetings of a warp are disjoint.
 #include <cstring>
@@ -231,6 +232,12 @@ int redux_max(int value, Site site) {
   Maximum own = {value, 0};
   collective("redux.sync", kFullMask, &own, maximum_of_lanes, site);
   return own.result;
+}
+
+bool vote_any(bool predicate, Site site) {
+  Maximum own = {predicate, 0};
+  collective("vote.sync", kFullMask, &own, maximum_of_lanes, site);
+  return own.result != 0;
 }
 
 namespace collective_topic {

@@ -4,10 +4,6 @@
 
 namespace emu {
 
-// Rounded to nearest even (matrix.cpp).
-uint32_t to_bf16(float x);
-uint32_t to_f16(float x);
-
 namespace mbarrier {
 
 // The mbarrier at `address`, by its slot; checked: it is initialised, intact, and `self` knows of its initialisation.

@@ -136,6 +136,8 @@ void warpgroup_collective(const char* what, void* operands, WarpgroupAction acti
 // d (16 x n) += a (16 x 16) b (16 x n), row-major, n a multiple of 8. Option "mma": 0 float32, k ascending; 1 exact
 // sum, rounded once; 2 products aligned to the largest exponent and truncated, as the hardware does.
 void accumulate_16(float* d, const float* a, const float* b, int n);
+uint32_t to_bf16(float x);  // rounded to nearest even
+uint32_t to_f16(float x);
 inline float from_bf16(uint32_t bits) {
   uint32_t wide = bits << 16;
   float value;
