@@ -1,7 +1,8 @@
 // matrix.cpp: ldmatrix and mma.sync, which a warp executes as one.
 //
 // Source: PTX ISA, "Warp-level Matrix Load Instruction: ldmatrix", "Matrix Fragments for mma.m16n8k16". Lane 4 g + t;
-// of two elements in a register the one of lower index is in the low half.
+// of two elements in a register the one of lower index is in the low half. A row goes to several lanes: all of the warp
+// must know of what ldmatrix reads; the read is on record as that of the lane that gave the address.
 #include <cstring>
 
 #include "runtime.h"
@@ -19,6 +20,7 @@ struct Load {
 
 void load_matrices(Warp& warp, void* const* operands, uint32_t) {
   const Load& first = *static_cast<Load*>(operands[0]);
+  const Clocks known = warp_minimum(warp);
   uint16_t element[4][8][8];  // matrix, row, column
   for (int q = 0; q < first.matrices; ++q) {
     uint32_t rows[8];
@@ -26,7 +28,9 @@ void load_matrices(Warp& warp, void* const* operands, uint32_t) {
       const Thread& thread = lane_of(warp, 8 * q + i);
       rows[i] = static_cast<Load*>(operands[8 * q + i])->row;
       check_shared(rows[i], 16, 16, "ldmatrix", first.site, thread);
-      shared_read(rows[i], 16, generic_access("ldmatrix", first.site, thread));
+      Access access = generic_access("ldmatrix", first.site, thread);
+      access.order = known.order;
+      shared_read(rows[i], 16, access);
       memcpy(element[q][i], shared_at(rows[i]), 16);
     }
     count_matrix_rows(BankUse::ldmatrix, rows);

@@ -33,7 +33,7 @@ struct Barrier {
   Site init_site;
   int init_thread = 0;
   uint32_t init_time = 0;
-  bool fenced = false;     // the initialising thread has executed fence.mbarrier_init since
+  uint32_t fence_time = 0;  // when the initialising thread executed fence.mbarrier_init since; 0: it did not
   uint32_t observed = 0;   // the latest ended phase that a wait has seen
   uint32_t last_load = 0;  // the phase whose end completes the latest load, counted as `phase` then is; 0: none
   Site last_load_site;
@@ -155,10 +155,10 @@ int find(uint32_t address, const char* what, Site site) {
 Load start_load(uint32_t address, const char* what, Site site) {
   const int slot = find(address, what, site);
   Barrier& barrier = barriers[static_cast<size_t>(slot)];
-  if (!barrier.fenced && config.check) {
+  if (config.check && (!barrier.fence_time || self->clocks.order[barrier.init_thread] < barrier.fence_time)) {
     finding("no-fence-mbarrier-init", site, barrier.init_site, self,
             "%s by %s uses the mbarrier at %s, and thread %d that initialised it at %s executed no "
-            "fence.mbarrier_init after",
+            "fence.mbarrier_init in between",
             what, name(*self).c_str(), shared_name(address).c_str(), barrier.init_thread,
             place(barrier.init_site).c_str());
   }
@@ -220,7 +220,7 @@ void mbarrier_init(uint32_t address, uint32_t count, Site site) {
 
 void fence_mbarrier_init(Site) {
   for (mbarrier::Barrier& barrier : mbarrier::barriers) {
-    if (barrier.init_thread == self->linear) barrier.fenced = true;
+    if (config.check && barrier.init_thread == self->linear && !barrier.fence_time) barrier.fence_time = self->now();
   }
 }
 
