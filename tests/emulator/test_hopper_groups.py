@@ -41,8 +41,9 @@ def test_what_was_stored_is_read_back_after_the_wait_for_the_writing_only():
         done, output = run(ECHO, 0, schedule)
         done.check()
         np.testing.assert_array_equal(output, np.arange(WORDS))
-    done, output = run(ECHO, 1)  # late: .read waits for the reading of shared memory and no more
-    assert not done.findings and not output.any()
+        (found,) = run(ECHO, 1, schedule)[0].findings  # .read waits for the reading of shared memory and no more
+        assert found.kind == "global-race"
+        assert "(bulk load) reads 'scratch'" in found.sentence and "which thread 0 wrote at" in found.sentence
 
 
 @pytest.mark.parametrize("transposed", [0, 1], ids=["stmatrix", "transposed"])

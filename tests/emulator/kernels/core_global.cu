@@ -53,6 +53,7 @@ __global__ void block_reads_what_another_writes(const Params p) {
   const int block = ctaid_x();
   float* out = reinterpret_cast<float*>(p.out) + 32 * block + threadIdx.x;
   st_global_f32(out, 1.f);  // [block_reads_what_another_writes]
+  __syncwarp();  // a load takes what two threads have written
   const char* from = p.out + 128 * (kFault ? block ^ 1 : block) + threadIdx.x / 2 * 8;
   ld_global_s64(reinterpret_cast<const int64_t*>(from));  // [block_reads_what_another_writes]
 }

@@ -3,6 +3,21 @@
 
 namespace {
 
+__device__ inline float* float_of(const Params& p, int i) { return reinterpret_cast<float*>(p.out) + i; }
+__device__ inline const int64_t* pair_of(const Params& p, int i) { return reinterpret_cast<int64_t*>(p.out) + i; }
+
+// Whether this block is the last of two to add to the counter, which starts as 0xffffffff: all threads know.
+__device__ inline bool is_last_block(const Params& p) {
+  if (threadIdx.x == 0) {
+    const uint32_t before = atomic_add_global_u32(reinterpret_cast<uint32_t*>(p.out) + 1000, 1);
+    st_shared_b32(dynamic_smem(), before);
+  }
+  __syncthreads();
+  return ld_shared_b32(dynamic_smem()) == 0;
+}
+
+// ---- Shared memory
+
 // ldmatrix gives a row to other lanes than the one that names it.
 template <bool kFault>
 __global__ void ldmatrix_of_own_rows(const Params) {
@@ -81,6 +96,109 @@ __global__ void init_fence_behind_the_barrier(const Params p) {
   }
 }
 
+// ---- Global memory, in one block
+
+template <bool kFault>
+__global__ void load_of_another_warps_store(const Params p) {
+  const int i = threadIdx.x;
+  st_global_f32(float_of(p, i), 1.f);  // [load_of_another_warps_store]
+  if (!kFault) __syncthreads();
+  ld_global_s64(pair_of(p, (i ^ 32) / 2));  // [load_of_another_warps_store]
+}
+
+// With wait_group.read the source may be used again, but nothing is known of the destination.
+template <bool kFault>
+__global__ void load_behind_a_wait_for_the_source(const Params p) {
+  const int i = threadIdx.x;
+  st_shared_b32(dynamic_smem() + 4 * i, i);
+  fence_proxy_async();
+  __syncthreads();
+  if (i != 0) return;
+  bulk_store(p.out, dynamic_smem(), 128);  // [load_behind_a_wait_for_the_source]
+  bulk_commit();
+  if (kFault)
+    bulk_wait_read<0>();
+  else
+    bulk_wait<0>();
+  ld_global_s64(pair_of(p, 0));  // [load_behind_a_wait_for_the_source]
+}
+
+// ---- Global memory, between blocks
+
+// Whichever of the two blocks runs first.
+template <bool kFault>
+__global__ void store_to_what_another_block_reads(const Params p) {
+  const int i = threadIdx.x;
+  if (ctaid_x() == 0)
+    ld_global_s64(pair_of(p, i));  // [store_to_what_another_block_reads]
+  else
+    st_global_f32(float_of(p, 2 * i + (kFault ? 0 : 128)), 1.f);  // [store_to_what_another_block_reads]
+}
+
+// Both blocks add, and one of them loads without knowing whether the other has.
+template <bool kFault>
+__global__ void load_of_a_sum(const Params p) {
+  const int i = threadIdx.x;
+  red_add_f32(float_of(p, 2 * i), 1.f);                        // [load_of_a_sum]
+  if (kFault && ctaid_x() == 1) ld_global_s64(pair_of(p, i));  // [load_of_a_sum]
+}
+
+// The last block reads what the others wrote: fence, add, add, fence.
+template <bool kFault>
+__global__ void counter_without_fences(const Params p) {
+  const int i = threadIdx.x, block = ctaid_x();
+  st_global_f32(float_of(p, 32 * block + i), 1.f);  // [counter_without_fences]
+  if (!kFault) __threadfence();
+  __syncthreads();
+  if (!is_last_block(p)) return;
+  if (!kFault) __threadfence();
+  ld_global_s64(pair_of(p, 16 * (block ^ 1) + i / 2));  // [counter_without_fences]
+}
+
+template <bool kFault>
+__global__ void counter_without_the_readers_fence(const Params p) {
+  const int i = threadIdx.x, block = ctaid_x();
+  st_global_f32(float_of(p, 32 * block + i), 1.f);  // [counter_without_the_readers_fence]
+  __syncthreads();
+  if (i == 0) __threadfence();  // for all, behind the barrier
+  if (!is_last_block(p)) return;
+  if (!kFault) __threadfence();
+  ld_global_s64(pair_of(p, 16 * (block ^ 1) + i / 2));  // [counter_without_the_readers_fence]
+}
+
+// The thread that adds knows nothing of what the others wrote.
+template <bool kFault>
+__global__ void counter_without_the_writers_barrier(const Params p) {
+  const int i = threadIdx.x, block = ctaid_x();
+  st_global_f32(float_of(p, 32 * block + i), 1.f);  // [counter_without_the_writers_barrier]
+  __threadfence();
+  if (!kFault) __syncthreads();
+  if (!is_last_block(p)) return;
+  __threadfence();
+  ld_global_s64(pair_of(p, 16 * (block ^ 1) + i / 2));  // [counter_without_the_writers_barrier]
+}
+
+// Bytes that a bulk copy writes are there after wait_group, not after wait_group.read.
+template <bool kFault>
+__global__ void counter_before_the_bytes(const Params p) {
+  const int i = threadIdx.x, block = ctaid_x();
+  st_shared_b32(dynamic_smem() + 128 + 4 * i, i);
+  fence_proxy_async();
+  __syncthreads();
+  if (i == 0) {
+    bulk_store(p.out + 128 * block, dynamic_smem() + 128, 128);  // [counter_before_the_bytes]
+    bulk_commit();
+    if (kFault)
+      bulk_wait_read<0>();
+    else
+      bulk_wait<0>();
+    __threadfence();
+  }
+  if (!is_last_block(p)) return;
+  __threadfence();
+  ld_global_s64(pair_of(p, 16 * (block ^ 1) + i / 2));  // [counter_before_the_bytes]
+}
+
 }  // namespace
 
 extern "C" int run(const char* name, int fault, const void* in, void* out) {
@@ -89,5 +207,12 @@ extern "C" int run(const char* name, int fault, const void* in, void* out) {
   KERNEL(arrival_of_one_lane, 1, 64);
   KERNEL(proxy_fence_of_the_reader, 1, 64);
   KERNEL(init_fence_behind_the_barrier, 1, 64);
+  KERNEL(load_of_another_warps_store, 1, 64);
+  KERNEL(store_to_what_another_block_reads, 2, 32);
+  KERNEL(load_of_a_sum, 2, 32);
+  KERNEL(counter_without_fences, 2, 32);
+  KERNEL(counter_without_the_readers_fence, 2, 32);
+  KERNEL(counter_without_the_writers_barrier, 2, 32);
+  KERNEL(counter_before_the_bytes, 2, 32);
   return cudaErrorInvalidValue;
 }

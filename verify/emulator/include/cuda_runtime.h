@@ -73,6 +73,7 @@ __attribute__((always_inline)) inline uint32_t code_here() {
 void barrier_sync(int id, int threads, const char* what, Site site);
 void barrier_arrive(int id, int threads, const char* what, Site site);
 void syncwarp(uint32_t mask, Site site);
+void thread_fence();
 // The value of lane `source`; of the caller where `source` is outside of the mask.
 uint32_t shuffle(uint32_t mask, uint32_t value, int source, Site site);
 int own_lane();
@@ -97,7 +98,7 @@ T shuffle_as(uint32_t mask, T value, int source, Site site) {
 
 inline void __syncthreads(EMU_SITE) { emu::barrier_sync(0, -1, "__syncthreads", EMU_HERE); }
 inline void __syncwarp(uint32_t mask = 0xffffffffu, EMU_SITE) { emu::syncwarp(mask, EMU_HERE); }
-inline void __threadfence() {}
+inline void __threadfence() { emu::thread_fence(); }
 
 template <typename T>
 T __shfl_sync(uint32_t mask, T value, int source, int width = 32, EMU_SITE) {

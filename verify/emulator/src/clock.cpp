@@ -1,7 +1,8 @@
 // clock.cpp: vector clocks, one entry per component, and the edges of happens-before between threads.
 //
 // Source: Flanagan and Freund, "FastTrack" (PLDI 2009), for epochs; one more clock per thread, `fenced`, for what
-// fence.proxy.async has made visible to the asynchronous proxy. It travels along the same edges as `order`.
+// fence.proxy.async has made visible to the asynchronous proxy, and one, `published`, for what __threadfence has made
+// visible to other blocks. They travel along the same edges as `order`.
 //
 // Holds: components in use are numbered without gaps; beyond `used` every clock is 0. `used` only grows in a block.
 #include <algorithm>
@@ -17,6 +18,7 @@ constexpr int kLane = 16;  // loops run over whole vectors of this many entries
 
 int capacity = 0;  // entries of a clock
 int used = 0;      // entries that may differ from 0, rounded up to kLane
+bool has_published = false;  // false: no thread of the block has executed a __threadfence, all of `published` is 0
 struct Component {
   Agent agent;
   int index;
@@ -56,7 +58,8 @@ void block_start() {
     arena_capacity = capacity;
   }
   given = 0;
-  const size_t entries = size_t(2) * thread_count * capacity;
+  has_published = false;
+  const size_t entries = size_t(3) * thread_count * capacity;
   if (thread_entries.size() == entries)  // beyond `used` of the last block all is 0
     for (size_t at = 0; at < entries; at += capacity) memset(&thread_entries[at], 0, sizeof(uint32_t) * used);
   else
@@ -66,8 +69,8 @@ void block_start() {
   for (int i = 0; i < warp_count; ++i) components.push_back({Agent::wgmma, i});
   used = rounded_up(int(components.size()));
   for (int i = 0; i < thread_count; ++i) {
-    uint32_t* own = thread_entries.data() + size_t(2) * i * capacity;
-    thread_at(i).clocks = {own, own + capacity};
+    uint32_t* own = thread_entries.data() + size_t(3) * i * capacity;
+    thread_at(i).clocks = {own, own + capacity, own + 2 * capacity};
     own[i] = 1;  // 0 is the time of what never happened
   }
   for (int i = 0; i < warp_count; ++i) minima[i] = {};
@@ -106,25 +109,29 @@ std::string component_name(int component) {
 Clocks new_clocks() {
   if (!config.check) return {};
   uint32_t* order = new_entries();
-  return {order, new_entries()};
+  uint32_t* fenced = new_entries();
+  return {order, fenced, new_entries()};
 }
 
 void clear(Clocks clocks) {
   if (!config.check) return;
   memset(clocks.order, 0, sizeof(uint32_t) * used);
   memset(clocks.fenced, 0, sizeof(uint32_t) * used);
+  if (has_published) memset(clocks.published, 0, sizeof(uint32_t) * used);
 }
 
 void copy(Clocks into, Clocks from) {
   if (!config.check) return;
   memcpy(into.order, from.order, sizeof(uint32_t) * used);
   memcpy(into.fenced, from.fenced, sizeof(uint32_t) * used);
+  if (has_published) memcpy(into.published, from.published, sizeof(uint32_t) * used);
 }
 
 void join(Clocks into, Clocks from) {
   if (!config.check) return;
   join_entries(into.order, from.order);
   join_entries(into.fenced, from.fenced);
+  if (has_published) join_entries(into.published, from.published);
 }
 
 void release(Thread& thread, Clocks into) {
@@ -149,12 +156,23 @@ void learn(Thread& thread, int component, uint32_t time) {
   }
 }
 
+// After a fence the thread's time advances, so that what it does next is not taken for fenced.
 void fence_proxy(Thread& thread) {
   if (!config.check) return;
   memcpy(thread.clocks.fenced, thread.clocks.order, sizeof(uint32_t) * used);
+  ++thread.clocks.order[thread.linear];
   warp_at(thread.warp).minimum_is_current = false;
 }
 
+void fence_device(Thread& thread) {
+  if (!config.check) return;
+  has_published = true;
+  memcpy(thread.clocks.published, thread.clocks.order, sizeof(uint32_t) * used);
+  ++thread.clocks.order[thread.linear];
+  warp_at(thread.warp).minimum_is_current = false;
+}
+
+// Nobody asks for `published` of a whole warp.
 Clocks warp_minimum(Warp& warp) {
   if (!config.check) return {};
   Clocks& minimum = minima[warp.id];

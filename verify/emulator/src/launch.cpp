@@ -48,7 +48,6 @@ std::vector<uint64_t> block_order(uint64_t blocks) {
 // False when there is no memory for the threads' stacks.
 bool run_block(uint64_t block, dim3 grid, dim3 threads, const std::function<void()>& body) {
   blockIdx = {unsigned(block % grid.x), unsigned(block / grid.x % grid.y), unsigned(block / grid.x / grid.y)};
-  memory_starts_block(int(block), int(uint64_t(grid.x) * grid.y * grid.z));
   if (!start_threads(threads)) return false;
   for (int i = 0; i < topic_count; ++i)
     if (topics[i]->block_start) topics[i]->block_start();

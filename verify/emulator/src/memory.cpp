@@ -1,10 +1,9 @@
 // memory.cpp: global memory: the tensors that a kernel may touch, their traffic, and who wrote each element.
 //
 // Every access must lie inside one registered tensor. Bytes are counted as the kernel asks for them; caches are not
-// modelled. Writes are kept per 2 bytes, the smallest element: of an output, each must be written exactly once; and
-// what one block writes, another may write or read in the same launch only by atomics or behind a counter that both
-// touch.
-// Holds: blocks run one after the other: an earlier write in the record is by a block that has ended, or by this one.
+// modelled. The last write is kept per 2 bytes, the smallest element, with the reads since, of tensors that may be
+// written: of an output, each must be written exactly once; and of two accesses, one of them a write and not both
+// atomic, one must happen before the other (blocks.cpp).
 #include <algorithm>
 #include <cstring>
 #include <unordered_map>
@@ -18,12 +17,12 @@ namespace {
 constexpr size_t kGranule = 2;  // bytes
 
 struct Granule {
-  uint32_t launch = 0;  // that wrote it last; 0: none since the tensor was registered
-  uint32_t block = 0;   // rank in that launch
-  uint16_t site = 0;
+  GlobalAccess write;  // the last one since the tensor was registered
   bool atomic = false;
   bool expected = false;  // an output that must be written, once
 };
+
+using AccessLists = std::unordered_map<size_t, std::vector<GlobalAccess>>;  // by granule
 
 struct Rows {
   char* base;
@@ -38,21 +37,13 @@ struct Tensor {
   std::string name;
   uint64_t read = 0, written = 0;
   std::vector<Rows> rows;         // that must be written; empty with `once`: everything
-  std::vector<Granule> granules;  // made at the first write
+  std::vector<Granule> granules;  // made at the first access
+  AccessLists reads;              // since the last write, not atomic
+  AccessLists updates;            // atomic, of which later ones up to the last write did not know
   char* end() const { return base + bytes; }
 };
 std::vector<Tensor> tensors;
 size_t last_hit = 0;
-uint32_t launch_number = 0, block_rank = 0;
-
-using Blocks = std::vector<bool>;                  // by rank
-Blocks known_blocks;                               // those that the running block is ordered after
-std::unordered_map<const void*, Blocks> known_at;  // what a counter passes on
-
-void launch_start() {
-  ++launch_number;
-  known_at.clear();
-}
 
 Tensor* find_tensor(const void* address, size_t bytes) {
   const char* first = static_cast<const char*>(address);
@@ -127,27 +118,47 @@ void make_granules(Tensor& tensor) {
   for (const Rows& rows : tensor.rows) expect(tensor, rows);
 }
 
-bool ordered_after(const Granule& granule) {
-  return granule.launch != launch_number || granule.block == block_rank ||
-         (granule.block < known_blocks.size() && known_blocks[granule.block]);
+void report_race(const Tensor& tensor, const char* address, const char* what, Site site, const char* verb,
+                 const GlobalAccess& earlier, const char* earlier_verb) {
+  const Site other = site_of(earlier.site);
+  const std::string who = is_of_this_block(earlier) ? name(thread_at(earlier.thread))
+                                                    : "block " + std::to_string(earlier.block) + " of the same launch";
+  finding("global-race", site, other, self, "%s (%s) %s %s, which %s %s at %s, and nothing orders the two",
+          name(*self).c_str(), what, verb, element_name(tensor, address).c_str(), who.c_str(), earlier_verb,
+          place(other).c_str());
+}
+
+// The first access of a list that the running thread does not know of.
+const GlobalAccess* unknown_one(const AccessLists& lists, size_t index) {
+  const auto list = lists.find(index);
+  if (list == lists.end()) return nullptr;
+  const auto found = std::find_if_not(list->second.begin(), list->second.end(), knows_of);
+  return found == list->second.end() ? nullptr : &*found;
 }
 
 // False after a finding.
-bool check_write(const Tensor& tensor, const Granule& granule, const char* address, const char* what, Site site,
-                 bool atomic) {
-  const Site other = granule.launch ? site_of(granule.site) : Site{};
+bool check_write(Tensor& tensor, const char* address, const char* what, Site site, bool atomic) {
+  const size_t index = granule_of(tensor, address);
+  const Granule& granule = tensor.granules[index];
   if (is_output(tensor) && !granule.expected) {
     finding("written-outside", site, {}, self, "%s (%s) writes %s, which is no element of the output",
             name(*self).c_str(), what, element_name(tensor, address).c_str());
     return false;
   }
-  if (granule.launch == 0) return true;
-  if (!ordered_after(granule) && !(atomic && granule.atomic)) {
-    finding("global-race", site, other, self, "%s (%s) writes %s, which block %u of the same launch wrote at %s",
-            name(*self).c_str(), what, element_name(tensor, address).c_str(), granule.block, place(other).c_str());
+  if (const GlobalAccess* read = unknown_one(tensor.reads, index)) {
+    report_race(tensor, address, what, site, "writes", *read, "read");
+    return false;
+  }
+  const GlobalAccess* update = atomic ? nullptr : unknown_one(tensor.updates, index);
+  const GlobalAccess& write = update ? *update : granule.write;
+  if (write.launch == 0) return true;
+  const bool is_repeated = is_output(tensor) && is_of_this_block(write);
+  if (config.check && !is_repeated && !(atomic && granule.atomic) && !knows_of(write)) {
+    report_race(tensor, address, what, site, "writes", write, "wrote");
     return false;
   }
   if (is_output(tensor)) {
+    const Site other = site_of(write.site);
     finding("written-twice", site, other, self, "%s (%s) writes %s again, which was written at %s", name(*self).c_str(),
             what, element_name(tensor, address).c_str(), place(other).c_str());
     return false;
@@ -157,22 +168,29 @@ bool check_write(const Tensor& tensor, const Granule& granule, const char* addre
 
 }  // namespace
 
-void global_read(const void* address, size_t bytes, size_t alignment, const char* what, Site site) {
+void global_read(const void* address, size_t bytes, size_t alignment, const char* what, Site site, Atomic atomic) {
   Tensor& tensor = checked_tensor(address, bytes, alignment, what, site);
   tensor.read += bytes;
-  if (!config.check || tensor.granules.empty()) return;
+  if (!config.check || !tensor.writable || atomic == Atomic::yes) return;  // of an update, the write is checked
+  make_granules(tensor);
   const char* first = static_cast<const char*>(address);
+  const GlobalAccess read = global_access(site);
   for (const char* at = first; at < first + bytes; at += kGranule) {
-    const Granule& granule = tensor.granules[granule_of(tensor, at)];
-    if (granule.launch == 0 || granule.atomic || ordered_after(granule)) continue;
-    const Site other = site_of(granule.site);
-    finding("global-race", site, other, self, "%s (%s) reads %s, which block %u of the same launch wrote at %s",
-            name(*self).c_str(), what, element_name(tensor, at).c_str(), granule.block, place(other).c_str());
-    return;
+    const size_t index = granule_of(tensor, at);
+    const GlobalAccess* update = unknown_one(tensor.updates, index);
+    const GlobalAccess& write = update ? *update : tensor.granules[index].write;
+    if (write.launch && !knows_of(write)) {
+      report_race(tensor, at, what, site, "reads", write, "wrote");
+      return;
+    }
+    std::vector<GlobalAccess>& reads = tensor.reads[index];  // less those that whoever knows this one knows as well
+    reads.erase(std::remove_if(reads.begin(), reads.end(), knows_of), reads.end());
+    reads.push_back(read);
   }
 }
 
-void global_write(const void* address, size_t bytes, size_t alignment, const char* what, Site site, Atomic atomic) {
+void global_write(const void* address, size_t bytes, size_t alignment, const char* what, Site site, Atomic atomic,
+                  Landing landing) {
   Tensor& tensor = checked_tensor(address, bytes, alignment, what, site);
   if (!tensor.writable)
     fatal("write-to-read-only", site, {}, self, "%s (%s) writes %s, which is an input", name(*self).c_str(), what,
@@ -181,24 +199,35 @@ void global_write(const void* address, size_t bytes, size_t alignment, const cha
   if (!config.check && !is_output(tensor)) return;
   make_granules(tensor);
   const char* first = static_cast<const char*>(address);
-  const uint16_t id = site_id(site);
+  GlobalAccess write = global_access(site);
+  if (landing == Landing::later) write.time = kInFlight;
   bool clean = true;
   for (const char* at = first; at < first + bytes; at += kGranule) {
-    Granule& granule = tensor.granules[granule_of(tensor, at)];
-    clean = clean && check_write(tensor, granule, at, what, site, atomic == Atomic::yes);
-    granule.launch = launch_number;
-    granule.block = block_rank;
-    granule.site = id;
+    clean = clean && check_write(tensor, at, what, site, atomic == Atomic::yes);
+    const size_t index = granule_of(tensor, at);
+    Granule& granule = tensor.granules[index];
+    const bool joins = atomic == Atomic::yes && granule.atomic;
+    if (joins && config.check && !knows_of(granule.write)) tensor.updates[index].push_back(granule.write);
+    if (!joins && !tensor.updates.empty()) tensor.updates.erase(index);
+    if (!tensor.reads.empty()) tensor.reads.erase(index);
+    granule.write = write;
     granule.atomic = atomic == Atomic::yes;
   }
 }
 
-void global_synchronise(const void* address) {
+void global_landed(const void* address, size_t bytes) {
   if (!config.check) return;
-  Blocks& here = known_at[address];
-  here.resize(known_blocks.size());
-  known_blocks[block_rank] = true;
-  for (size_t i = 0; i < here.size(); ++i) here[i] = known_blocks[i] = here[i] || known_blocks[i];
+  const char* first = static_cast<const char*>(address);
+  Tensor& tensor = *find_tensor(address, bytes);
+  const auto land = [](GlobalAccess& write) {
+    if (write.time == kInFlight && write.thread == self->linear && is_of_this_block(write)) write.time = self->now();
+  };
+  for (const char* at = first; at < first + bytes; at += kGranule) {
+    const size_t index = granule_of(tensor, at);
+    land(tensor.granules[index].write);
+    if (const auto updates = tensor.updates.find(index); updates != tensor.updates.end())
+      for (GlobalAccess& update : updates->second) land(update);
+  }
 }
 
 void load_global(const void* address, void* value, int bytes, Site site) {
@@ -209,11 +238,6 @@ void load_global(const void* address, void* value, int bytes, Site site) {
 void store_global(void* address, const void* value, int bytes, Site site) {
   global_write(address, bytes, bytes, "st.global", site);
   memcpy(address, value, bytes);
-}
-
-void memory_starts_block(int rank, int blocks) {
-  block_rank = uint32_t(rank);
-  known_blocks.assign(blocks, false);
 }
 
 void forget_traffic() {
@@ -235,16 +259,12 @@ std::string tensors_json() {
   return text + "}";
 }
 
-namespace memory {
-const Topic topic = {launch_start, nullptr, nullptr, nullptr, nullptr, nullptr};
-}
-
 }  // namespace emu
 
 extern "C" {
 
 void emu_register(void* base, size_t bytes, int writable, int once, const char* name) {
-  emu::tensors.push_back({static_cast<char*>(base), bytes, writable != 0, once != 0, name, 0, 0, {}, {}});
+  emu::tensors.push_back({static_cast<char*>(base), bytes, writable != 0, once != 0, name, 0, 0, {}, {}, {}, {}});
 }
 
 void emu_unregister_all() { emu::tensors.clear(); }
@@ -268,16 +288,16 @@ int emu_check_outputs() {
     size_t missing = 0, first = 0, before = SIZE_MAX;  // the last written one before the first that is missing, or any
     for (size_t i = one.granules.size(); i-- > 0;) {
       const emu::Granule& granule = one.granules[i];
-      if (granule.expected && granule.launch == 0) {
+      if (granule.expected && granule.write.launch == 0) {
         ++missing;
         first = i;
-      } else if (granule.launch != 0 && (before == SIZE_MAX || before > first)) {
+      } else if (granule.write.launch != 0 && (before == SIZE_MAX || before > first)) {
         before = i;
       }
     }
     if (!missing) continue;
     ++found;
-    const emu::Site at = before == SIZE_MAX ? emu::Site{} : emu::site_of(one.granules[before].site);
+    const emu::Site at = before == SIZE_MAX ? emu::Site{} : emu::site_of(one.granules[before].write.site);
     emu::finding("not-written", at, {}, nullptr,
                  "%zu bytes of the output '%s' were never written, the first at byte %zu%s", missing * emu::kGranule,
                  one.name.c_str(), first * emu::kGranule, at.file ? "; this line wrote its neighbours" : "");

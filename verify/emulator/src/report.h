@@ -4,10 +4,9 @@
 
 namespace emu {
 
-void forget_record();                            // findings and counters
-int finding_count();                             // in the record
-void forget_traffic();                           // the tensors' bytes read and written (memory.cpp)
-std::string tensors_json();                      // {"q": {"read": bytes, "written": bytes}, ...} (memory.cpp)
-void memory_starts_block(int rank, int blocks);  // the rank-th of the launch to run (memory.cpp)
+void forget_record();        // findings and counters
+int finding_count();         // in the record
+void forget_traffic();       // the tensors' bytes read and written (memory.cpp)
+std::string tensors_json();  // {"q": {"read": bytes, "written": bytes}, ...} (memory.cpp)
 
 }  // namespace emu

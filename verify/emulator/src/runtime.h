@@ -8,7 +8,7 @@
 // (component, time). A thread knows of it iff thread.clocks.order[component] >= time.
 //
 // Always holds:
-//   A thread's own time advances at each release and only there, so one release ends one epoch.
+//   A thread's own time advances at each release and each fence, and only there: so one of these ends one epoch.
 //   Entries of components that do not exist yet are 0 in every clock.
 //   A twin called from emitted code has its call site as hidden last argument; findings name that line.
 #pragma once
@@ -51,8 +51,9 @@ bool perform_now();                // EARLY: true, LATE: false, RANDOM: a draw. 
 // ---- Vector clocks (clock.cpp)
 
 struct Clocks {
-  uint32_t* order = nullptr;   // what happened before
-  uint32_t* fenced = nullptr;  // what of it a fence.proxy.async made visible to the asynchronous proxy
+  uint32_t* order = nullptr;      // what happened before
+  uint32_t* fenced = nullptr;     // what of it a fence.proxy.async made visible to the asynchronous proxy
+  uint32_t* published = nullptr;  // what of it a __threadfence made visible to other blocks
 };
 
 enum class Agent { thread, wgmma, mbarrier, bulk_store };
@@ -117,6 +118,7 @@ void release(Thread& thread, Clocks into);                 // `into` joins the t
 void acquire(Thread& thread, Clocks from);                 // the thread's clocks join `from`
 void learn(Thread& thread, int component, uint32_t time);  // e.g. after wgmma.wait_group: the agent's reads are done
 void fence_proxy(Thread& thread);                          // fence.proxy.async: fenced = order
+void fence_device(Thread& thread);                         // __threadfence: published = order
 Clocks warp_minimum(Warp& warp);  // entry by entry the least of the living lanes: what the whole warp knows. Cached.
 
 // ---- Warp exchange (collective.cpp)
@@ -184,12 +186,27 @@ void shared_poison(uint32_t address, uint32_t bytes);  // 0xff: NaN in every for
 
 // ---- Global memory (memory.cpp). Each stops the block unless the range lies in one registered tensor.
 
+// They count and check; the caller moves the data. An atomic update calls both.
 enum class Atomic { no, yes };
-void global_read(const void* address, size_t bytes, size_t alignment, const char* what, Site site);
+enum class Landing { now, later };  // later: nobody may rely on the write before global_landed, by the same thread
+void global_read(const void* address, size_t bytes, size_t alignment, const char* what, Site site,
+                 Atomic atomic = Atomic::no);
 void global_write(const void* address, size_t bytes, size_t alignment, const char* what, Site site,
-                  Atomic atomic = Atomic::no);  // counts and checks; an atomic update calls global_read too
-// The block is from here on ordered after the blocks that called this for the same address (counters, semaphores).
-void global_synchronise(const void* address);
+                  Atomic atomic = Atomic::no, Landing landing = Landing::now);
+void global_landed(const void* address, size_t bytes);
+
+// ---- Order between accesses to global memory, in one block and between blocks (blocks.cpp)
+
+struct GlobalAccess {
+  uint32_t launch = 0;  // 0: there was none
+  uint32_t block = 0;   // rank in the launch
+  uint32_t time = 0;    // of the thread in that block, or kInFlight
+  uint16_t thread = 0, site = 0;
+};
+GlobalAccess global_access(Site site);               // of the running thread, now
+bool is_of_this_block(const GlobalAccess& access);
+bool knows_of(const GlobalAccess& earlier);          // it happened before what the running thread does now
+void atomic_passes_knowledge(const void* address);   // at an atomic update of counters and semaphores
 
 // ---- Bank conflicts (bank.cpp)
 
@@ -244,7 +261,7 @@ namespace barrier { extern const Topic topic; }
 namespace cp_async { extern const Topic topic; }
 namespace shadow { extern const Topic topic; }
 namespace bank { extern const Topic topic; }
-namespace memory { extern const Topic topic; }
+namespace blocks { extern const Topic topic; }
 
 }  // namespace emu
 

@@ -113,6 +113,19 @@ void for_each_shared_range(const Copy& copy, Visit visit) {
 // The end of what a row of a store or reduction writes.
 uint32_t written_end(const BoxRow& row) { return (row.end + 15) / 16 * 16; }
 
+// Calls visit(global, bytes) for the contiguous parts that HBM sees.
+template <class Visit>
+void for_each_global_range(const Copy& copy, bool store, Visit visit) {
+  if (!is_box(copy)) {
+    visit(copy.global, copy.bytes);
+    return;
+  }
+  for_each_row(copy.map, copy.coordinates, copy.shared, [&](const BoxRow& row) {
+    const uint32_t end = store ? written_end(row) : row.end;
+    if (row.begin < end) visit(row.global + row.begin, end - row.begin);
+  });
+}
+
 void perform_load(const Copy& copy) {
   if (!is_box(copy)) {
     std::memcpy(shared_at(copy.shared), copy.global, copy.bytes);
@@ -156,10 +169,12 @@ void write_global(Copy& copy) {
   });
 }
 
-// Writes what groups up to `group` have left.
+// Writes what groups up to `group` have left; from here on it is an ordinary write of the thread.
 void write_groups(Groups& own, uint32_t group) {
   while (!own.unwritten.empty() && own.unwritten.front().group <= group) {
-    write_global(own.unwritten.front());
+    Copy& copy = own.unwritten.front();
+    write_global(copy);
+    for_each_global_range(copy, true, global_landed);
     own.unwritten.pop_front();
   }
 }
@@ -215,19 +230,6 @@ uint32_t alignment(const Copy& copy) {
   return is_box(copy) && period < 128 ? 128 : period;
 }
 
-// Calls visit(global, bytes) for the contiguous parts that HBM sees.
-template <class Visit>
-void for_each_global_range(const Copy& copy, bool store, Visit visit) {
-  if (!is_box(copy)) {
-    visit(copy.global, copy.bytes);
-    return;
-  }
-  for_each_row(copy.map, copy.coordinates, copy.shared, [&](const BoxRow& row) {
-    const uint32_t end = store ? written_end(row) : row.end;
-    if (row.begin < end) visit(row.global + row.begin, end - row.begin);
-  });
-}
-
 void check_no_negative_coordinate(const Copy& copy) {
   for (int i = 0; is_box(copy) && i < copy.map.rank; ++i) {
     if (copy.coordinates[i] >= 0) continue;
@@ -269,8 +271,8 @@ void issue_store(Copy copy) {
   for_each_shared_range(copy, [&](uint32_t at, uint32_t bytes) { shared_read(at, bytes, access); });
   const Atomic atomic = copy.reduce ? Atomic::yes : Atomic::no;
   for_each_global_range(copy, true, [&](char* at, uint32_t bytes) {
-    if (copy.reduce) global_read(at, bytes, element, copy.what, copy.site);
-    global_write(at, bytes, element, copy.what, copy.site, atomic);
+    if (copy.reduce) global_read(at, bytes, element, copy.what, copy.site, Atomic::yes);
+    global_write(at, bytes, element, copy.what, copy.site, atomic, Landing::later);
   });
   copy.group = own.next_time();
   if (perform_now()) {

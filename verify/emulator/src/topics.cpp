@@ -7,9 +7,8 @@
 namespace emu {
 
 const Topic* const topics[] = {
-    &clock_topic::topic, &arithmetic::topic, &memory::topic,   &shadow::topic,
-    &bank::topic,        &collective_topic::topic, &barrier::topic, &cp_async::topic,
-    &mbarrier::topic,    &tma::topic,        &wgmma::topic,    &registers::topic,
+    &clock_topic::topic, &arithmetic::topic, &blocks::topic,  &shadow::topic, &bank::topic,  &collective_topic::topic,
+    &barrier::topic,     &cp_async::topic,   &mbarrier::topic, &tma::topic,   &wgmma::topic, &registers::topic,
 };
 const int topic_count = sizeof topics / sizeof topics[0];
 
