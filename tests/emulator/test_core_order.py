@@ -22,6 +22,7 @@ FAULTS = {
     "counter_without_the_readers_fence": "global-race",
     "counter_without_the_writers_barrier": "global-race",
     "counter_before_the_bytes": "global-race",
+    "wait_for_a_later_block": "deadlock",
 }
 
 
@@ -30,7 +31,7 @@ FAULTS = {
 def test_the_fault_is_found_with_its_lines(name, schedule):
     (finding,) = launch(FILE, name, True, "free", schedule=schedule).findings
     assert finding.kind == FAULTS[name], finding.sentence
-    assert {finding.line, finding.other} == marked(FILE, name), finding.sentence
+    assert {finding.line, finding.other} - {None} == marked(FILE, name), finding.sentence
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -199,6 +199,15 @@ __global__ void counter_before_the_bytes(const Params p) {
   ld_global_s64(pair_of(p, 16 * (block ^ 1) + i / 2));  // [counter_before_the_bytes]
 }
 
+// A barrier of the whole grid: the emulator runs blocks one after the other, so the first waits for ever.
+template <bool kFault>
+__global__ void wait_for_a_later_block(const Params p) {
+  uint32_t* counter = reinterpret_cast<uint32_t*>(p.out) + 1000;  // 0xffffffff before
+  atomic_add_global_u32(counter, 2);
+  while (atomic_add_global_u32(counter, 0) < (kFault ? 3 : 1)) {  // [wait_for_a_later_block]
+  }
+}
+
 }  // namespace
 
 extern "C" int run(const char* name, int fault, const void* in, void* out) {
@@ -208,11 +217,13 @@ extern "C" int run(const char* name, int fault, const void* in, void* out) {
   KERNEL(proxy_fence_of_the_reader, 1, 64);
   KERNEL(init_fence_behind_the_barrier, 1, 64);
   KERNEL(load_of_another_warps_store, 1, 64);
+  KERNEL(load_behind_a_wait_for_the_source, 1, 32);
   KERNEL(store_to_what_another_block_reads, 2, 32);
   KERNEL(load_of_a_sum, 2, 32);
   KERNEL(counter_without_fences, 2, 32);
   KERNEL(counter_without_the_readers_fence, 2, 32);
   KERNEL(counter_without_the_writers_barrier, 2, 32);
   KERNEL(counter_before_the_bytes, 2, 32);
+  KERNEL(wait_for_a_later_block, 2, 1);
   return cudaErrorInvalidValue;
 }

@@ -13,6 +13,7 @@ namespace emu {
 
 uint32_t atomic_add_global_u32(uint32_t* address, uint32_t value, Site site) {
   yield_point();
+  polled(site);
   global_read(address, 4, 4, "atom.global.add", site, Atomic::yes);
   global_write(address, 4, 4, "atom.global.add", site, Atomic::yes);
   atomic_passes_knowledge(address);

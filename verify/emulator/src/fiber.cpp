@@ -32,6 +32,8 @@ Context main_context;
 const std::function<void()>* kernel_body;
 uint32_t ready_warps;
 int current_warp, living;
+constexpr uint32_t kPolls = 1 << 22;  // more than any thread needs between two waits
+uint32_t polls_in_a_row = 0;
 
 int pick_bit(uint32_t bits) {
   if (config.order == Order::ascending) return __builtin_ctz(bits);
@@ -133,6 +135,7 @@ void fiber_entry() {
   for (int i = 0; i < topic_count; ++i)
     if (topics[i]->thread_exit) topics[i]->thread_exit(thread);
   thread.done = true;
+  polls_in_a_row = 0;
   suspend(thread);
   --living;
   warps[thread.warp].alive &= ~(1u << thread.lane);
@@ -162,11 +165,20 @@ void wake(Thread& thread) {
 void block_on(const Wait& wait) {
   Thread& thread = *self;
   thread.wait = wait;
+  polls_in_a_row = 0;
   suspend(thread);
   leave_to_next(thread);
 }
 
 void yield() { leave_to_next(*self); }
+
+void polled(Site site) {
+  if (++polls_in_a_row < kPolls) return;
+  fatal("deadlock", site, {}, self,
+        "%s looks at global memory for the %u-th time in a row, and no thread waits or exits meanwhile: what another "
+        "block would write does not come before this block ends",
+        name(*self).c_str(), kPolls);
+}
 
 void yield_point() {
   if (config.order == Order::random && chance(16)) yield();
@@ -203,6 +215,7 @@ bool start_threads(dim3 block) {
     ready_warps |= 1u << i;
   }
   living = thread_count;
+  polls_in_a_row = 0;
   current_warp = pick_bit(ready_warps);
   return true;
 }

@@ -231,6 +231,7 @@ void global_landed(const void* address, size_t bytes) {
 }
 
 void load_global(const void* address, void* value, int bytes, Site site) {
+  polled(site);
   global_read(address, bytes, bytes, "ld.global", site);
   memcpy(value, address, bytes);
 }

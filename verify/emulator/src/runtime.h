@@ -105,6 +105,7 @@ inline Thread& lane_of(const Warp& warp, int lane) { return thread_at(32 * warp.
 void block_on(const Wait& wait);  // the running thread waits; returns after some wake(thread)
 void wake(Thread& thread);
 void yield();        // lets another thread run, the caller stays ready (a spurious time-out)
+void polled(Site site);  // at what a thread may do in a loop until another block acts: such a loop never ends
 void yield_point();  // under Order::random it yields now and then; call before shared accesses and barrier operations
 [[noreturn]] void abandon_block();  // to the main context; the fibers are dropped, not unwound
 int living_threads();                // of the block, that have not exited
