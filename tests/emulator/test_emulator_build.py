@@ -134,3 +134,52 @@ def test_a_failed_build_publishes_nothing_and_the_next_one_may_succeed(tmp_path)
         build._published(path, "product", fail)
     assert not path.exists()
     assert build._published(path, "product", lambda work: (work / "product").write_text("whole")).read_text() == "whole"
+
+
+@pytest.mark.parametrize("damage", ["truncated", "emptied", "overwritten", "gone"])
+def test_a_damaged_library_is_made_again(tmp_path, damage):
+    path = tmp_path / "x.so"
+    build._published(path, "product", lambda work: (work / "product").write_text("whole"))
+    if damage == "gone":
+        path.unlink()
+        (path.parent / ".x.so.sha256").write_bytes(b"\xff")
+    else:
+        path.write_text({"truncated": "who", "emptied": "", "overwritten": "whale"}[damage])
+    made = build._published(path, "product", lambda work: (work / "product").write_text("again"))
+    assert made.read_text() == "again"
+    assert build._published(path, "product", lambda work: pytest.fail("made twice")).read_text() == "again"
+
+
+def test_what_a_killed_build_left_is_removed_by_the_next(tmp_path):
+    (tmp_path / ".x-abc").mkdir()
+    (tmp_path / ".y-abc").mkdir()  # of another library, which may be being built
+    build._published(tmp_path / "x.so", "product", lambda work: (work / "product").write_text("whole"))
+    assert [one.name for one in tmp_path.iterdir() if one.is_dir()] == [".y-abc"]
+
+
+def test_a_cache_that_cannot_be_written_says_what_to_try(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ToolError, match=r"(?s)cannot write to .*try TILEPROOF_CACHE="):
+        build._published(tmp_path / "file" / "x.so", "product", lambda work: None)
+    with pytest.raises(ToolError, match="wrote nothing"):
+        build._published(tmp_path / "x.so", "product", lambda work: None)
+
+
+def test_a_source_that_is_no_text_is_refused(tmp_path):
+    (tmp_path / "forward.cu").write_bytes(b"\xff\xfe")
+    for path in (tmp_path / "forward.cu", tmp_path / "missing.cu", tmp_path):
+        with pytest.raises(RequestError, match="cannot be read as CUDA text"):
+            build.library(path)
+
+
+def test_a_compiler_that_is_no_program_is_turned_down(tmp_path, monkeypatch):
+    (tmp_path / "g++").write_text("no program")
+    (tmp_path / "g++").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "")
+    build._compiler.cache_clear()
+    try:
+        with pytest.raises(RequestError, match=r"(?s)none is on PATH.*g\+\+: Exec format error"):
+            build.compiler()
+    finally:
+        build._compiler.cache_clear()

@@ -7,7 +7,8 @@ The text is what nvcc would get; `include/` shadows CUDA's headers and `emu_ptx.
 runtime (`src/*.cpp`) is linked into each library, so that two loaded libraries share no state.
 
 Holds always: a library or object appears in the cache by one rename of a finished one, under a name that hashes all
-texts it was made of, the flags and the compiler; of many processes that need it at once, one compiles.
+texts it was made of, the flags and the compiler; of many processes that need it at once, one compiles. One whose bytes
+are not those that were published is made again.
 """
 
 from __future__ import annotations
@@ -77,8 +78,13 @@ def _compiler(chosen: str) -> Compiler:
     for command in dict.fromkeys(filter(None, (chosen, *COMPILERS))):
         if shutil.which(command) is None:
             continue
-        text = subprocess.run([command, "--version"], capture_output=True, text=True).stdout.split("\n")[0].strip()
-        dump = subprocess.run([command, "-dumpfullversion"], capture_output=True, text=True)
+        try:
+            said = subprocess.run([command, "--version"], capture_output=True, text=True, errors="replace")
+            dump = subprocess.run([command, "-dumpfullversion"], capture_output=True, text=True, errors="replace")
+        except OSError as error:  # a file that can be executed, and is no program
+            turned_down.append(f"{command}: {error.strerror}")
+            continue
+        text = said.stdout.split("\n")[0].strip()
         numbers = tuple(int(part) for part in dump.stdout.strip().split(".") if part.isdigit())
         if dump.returncode == 0 and "clang" not in text and numbers >= OLDEST:
             return Compiler(command, text)
@@ -149,7 +155,7 @@ def file(
 ) -> Path:
     """The path of the library that `library` loads; it is compiled if it is not in the cache."""
     chosen = compiler()
-    text = source.read_text() if isinstance(source, Path) else source
+    text = _read(source) if isinstance(source, Path) else source
     called = source.name if isinstance(source, Path) else name
     own = [source.resolve().parent] if isinstance(source, Path) else []
     folders = [*own, *(Path(one).resolve() for one in includes)]
@@ -169,6 +175,13 @@ def file(
         _run([*command, *words], where, called)
 
     return _published(cache() / f"{Path(called).stem}-{key}.so", "kernel.so", make)
+
+
+def _read(source: Path) -> str:
+    try:
+        return source.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"{source} cannot be read as CUDA text: {error}") from None
 
 
 def runtime(*, flags: Sequence[str] = ()) -> list[Path]:
@@ -218,16 +231,42 @@ def _hash(parts: Iterable[str]) -> str:
 
 
 def _published(path: Path, product: str, make: Callable[[Path], None]) -> Path:
-    """`path`, which `make` makes as the file `product` of a folder that it is given, if it is not there."""
-    if path.exists():
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_name(f".{path.name}.lock")):
-        if not path.exists():
+    """`path`, which `make` makes as the file `product` of a folder that it is given, if it is not there whole.
+
+    Raises: ToolError when the file system refuses, or `make` makes nothing.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if _is_whole(path):
+            return path
+        with FileLock(path.with_name(f".{path.name}.lock")):
+            if _is_whole(path):
+                return path
+            for left in path.parent.glob(f".{path.stem}-*"):  # by a build that was killed: the lock was its own
+                shutil.rmtree(left, ignore_errors=True)
             with tempfile.TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent) as work:
                 make(Path(work))
-                (Path(work) / product).replace(path)
+                made = Path(work) / product
+                if not made.is_file():
+                    raise ToolError(f"{path.name}: the compiler says that all went well, and wrote nothing")
+                _sum_of(path).write_text(hashlib.sha256(made.read_bytes()).hexdigest())
+                made.replace(path)
+    except OSError as error:
+        why = f"cannot write to {path.parent}: {error.strerror or error}"
+        raise ToolError(why, "try TILEPROOF_CACHE=FOLDER, one with room that can be written to") from None
     return path
+
+
+def _sum_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.sha256")
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file of the cache is what was published: to load a library that a full disk cut off kills us."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest() == _sum_of(path).read_text()
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def _run(command: Sequence[str], where: Path, what: str) -> None:
