@@ -123,3 +123,24 @@ def test_ex2_errs_by_no_more_than_it_is_asked_to_and_to_both_sides(emulator):
     assert relative.max() > 2.0**-11 and relative.min() < -(2.0**-11)
     emulator.option("ex2_error", 0)
     assert np.abs(per_element(emulator, "run_exponential", x) / exact - 1).max() <= rounding
+
+
+def test_reciprocals_and_logarithms_flush_subnormal_numbers(emulator):
+    """PTX ISA, "rcp", "lg2" with .ftz; within the error of 2^-22 that both may have elsewhere."""
+    least = np.float32(2.0**-126)
+    x = np.array(
+        [0.0, -0.0, least / 2, -least / 2, least, 2.0**126, 2.0**127, np.inf, -np.inf, -4.0, np.nan], np.float32
+    )
+    pairs = np.ones((128, 2), np.float32)
+    pairs[: x.size] = x[:, None]
+    pairs[64:] = np.geomspace(2.0**-125, 2.0**125, 64, dtype=np.float32)[:, None]
+    got = per_element(emulator, "run_reciprocal_logarithm", pairs.reshape(-1)).reshape(-1, 2)
+    inf, nan = np.inf, np.nan
+    reciprocals = np.array([inf, -inf, inf, -inf, 2.0**126, least, 0, 0, -0.0, -0.25, nan], np.float32)
+    assert np.array_equal(got[: x.size, 0], reciprocals, equal_nan=True)
+    assert np.array_equal(np.signbit(got[: x.size, 0]), np.signbit(reciprocals))
+    logarithms = np.array([-inf, -inf, -inf, -inf, -126, 126, 127, inf, nan, nan, nan], np.float32)
+    assert np.array_equal(got[: x.size, 1], logarithms, equal_nan=True)
+    exact = pairs[64:, 0].astype(np.float64)
+    assert np.abs(got[64:, 0] * exact - 1).max() <= 2.0**-22
+    assert (np.abs(got[64:, 1] - np.log2(exact)) <= 2.0**-22 * np.maximum(1, np.abs(np.log2(exact)))).all()

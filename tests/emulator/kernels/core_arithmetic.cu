@@ -1,4 +1,4 @@
-// core_arithmetic.cu: one product, one conversion, one exponential, with operands as bits from global memory.
+// core_arithmetic.cu: one product, conversion or approximate function, with operands as bits from global memory.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -41,6 +41,14 @@ __global__ void exponential(const int64_t* in, float* out) {
   st_global_f32(out + 2 * i + 1, ex2_approx_ftz(as_float(static_cast<uint32_t>(pair >> 32))));
 }
 
+// in: two floats per thread. out: the reciprocal of the first, the logarithm of the second.
+__global__ void reciprocal_logarithm(const int64_t* in, float* out) {
+  const int i = 128 * ctaid_x() + threadIdx.x;
+  const int64_t pair = ld_global_s64(in + i);
+  st_global_f32(out + 2 * i, rcp_approx_ftz(as_float(static_cast<uint32_t>(pair))));
+  st_global_f32(out + 2 * i + 1, lg2_approx_ftz(as_float(static_cast<uint32_t>(pair >> 32))));
+}
+
 int launch(void (*kernel)(const int64_t*, float*), int blocks, int threads, const int64_t* in, float* out) {
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(blocks);
@@ -56,4 +64,7 @@ extern "C" int run_product(const int64_t* in, float* out, int bf16) {
 extern "C" int run_convert(const int64_t* in, float* out, int blocks) { return launch(convert, blocks, 128, in, out); }
 extern "C" int run_exponential(const int64_t* in, float* out, int blocks) {
   return launch(exponential, blocks, 128, in, out);
+}
+extern "C" int run_reciprocal_logarithm(const int64_t* in, float* out, int blocks) {
+  return launch(reciprocal_logarithm, blocks, 128, in, out);
 }

@@ -48,6 +48,10 @@ void load_shared(uint32_t address, void* value, int bytes, Site site);
 void store_shared(uint32_t address, const void* value, int bytes, Site site);
 bool vote_any(bool predicate, Site site);
 
+// arithmetic.cpp
+float rcp(float x);
+float lg2(float x);
+
 }  // namespace emu
 
 // ---- mbarrier and proxy fence
@@ -204,8 +208,8 @@ inline void stmatrix_x4_trans(uint32_t row, const uint32_t (&r)[4], EMU_SITE) {
 
 // ---- Arithmetic. Correctly rounded or nearly so, where the GPU may be off by its documented error.
 
-inline float rcp_approx_ftz(float x) { return 1.f / x; }
-inline float lg2_approx_ftz(float x) { return log2f(x); }
+inline float rcp_approx_ftz(float x) { return emu::rcp(x); }
+inline float lg2_approx_ftz(float x) { return emu::lg2(x); }
 
 // ---- Integers
 

@@ -95,6 +95,9 @@ void one_by_one(float* d, const float* a, const float* b, int n) {
     for (int j = 0; j < n; ++j) d[n * i + j] = dot(d[n * i + j], a + kDepth * i, b + j, n);
 }
 
+// ".ftz": a subnormal number counts as 0, with its sign.
+float flushed(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.f, x) : x; }
+
 uint32_t bits_of(float x) {
   uint32_t bits;
   memcpy(&bits, &x, 4);
@@ -116,6 +119,9 @@ float ex2(float x) {
   if (ex2_error != 0) y = static_cast<float>(y * (1 + ex2_error * (random_bits() * 0x1p-31 - 1)));
   return y < 0x1p-126f ? 0.f : y;
 }
+
+float rcp(float x) { return flushed(1 / flushed(x)); }
+float lg2(float x) { return log2f(flushed(x)); }
 
 // "cvt.rn": to nearest, ties to even; NaN becomes 0x7fff.
 uint32_t to_bf16(float x) {
