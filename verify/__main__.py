@@ -266,11 +266,11 @@ def bench(packages_: tuple[str, ...], device: str, out: Path | None, as_json: bo
             made = bench_report.table(figures)
         else:
             grid = bench_options.grid(packages_, options)
-            figures = bench_grid.run(grid, step=step, say=lambda text: click.echo(text, err=True))
+            figures = bench_grid.run(grid, out=out, step=step, say=lambda text: click.echo(text, err=True))
             made = bench_grid.table(figures)
     if device == "cuda" and out is not None:
         click.echo(bench_plot.beside(figures, out), err=True)
-    _finish(figures, as_json, out, lambda c: c.print(made), True)
+    _finish(figures, as_json, out, lambda c: c.print(made), figures.get("holds", True))
 
 
 @main.command()

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from codegen.errors import CheckFailed
+from codegen.errors import CheckFailed, ToolError
 from verify import packages, peers
 from verify.bench import Cell, Timing, spread
 from verify.bench_check import Expected
@@ -100,7 +100,7 @@ class Gpu:
 
         facts = torch.cuda.get_device_properties(torch.cuda.current_device())
         self.multiprocessors, self.capability = facts.multi_processor_count, (facts.major, facts.minor)
-        self._clock = None if nvcc is None else SmClock(nvcc)
+        self._clock, self.no_clock = _clock(nvcc)
         self._l2 = torch.empty(L2_BYTES // 4, dtype=torch.int32, device="cuda")
         made = torch.Generator(device="cuda").manual_seed(MATMUL)
         self._factors = [
@@ -139,6 +139,18 @@ class Gpu:
         """FLOP/s of the matrix product, on random data."""
         one, two = self._factors
         return 2.0 * MATMUL**3 / self.sample(lambda: one @ two).seconds
+
+
+def _clock(nvcc: Sequence[str] | None) -> tuple[SmClock | None, str]:
+    """The clock, or why there is none: times and ratios do without."""
+    if nvcc is None:
+        return None, "no nvcc to build the clock probe with"
+    try:
+        clock = SmClock(nvcc)
+        clock.read()
+    except ToolError as error:
+        return None, str(error)
+    return clock, ""
 
 
 def nvcc_of(attn: ModuleType) -> list[str] | None:
@@ -185,7 +197,7 @@ def ours(attn: ModuleType, q: Any, k: Any, v: Any, causal: bool) -> peers.Call:
 
 def time_group(
     cells: Sequence[Cell],
-    packages_of: Callable[[Cell], Mapping[str, ModuleType]],
+    serving: Mapping[str, ModuleType],
     found: Mapping[str, peers.Peer],
     *,
     gpu: Gpu,
@@ -206,7 +218,7 @@ def time_group(
         for index, cell in enumerate(cells):
             q, k, v = inputs(cell, device)
             expected = Expected(q, k, v, causal=cell.causal, dtype=cell.dtype)
-            for label, attn in packages_of(cell).items():
+            for label, attn in serving.items():
                 call = ours(attn, q, k, v, cell.causal)
                 wrong = expected.difference(call.result(call.run()))
                 if wrong is not None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +21,7 @@ from rich import box
 from rich.table import Table
 
 from codegen import planners
-from codegen.errors import RequestError
+from codegen.errors import CheckFailed, RequestError
 from verify import bench_cuda, devices, machine, packages, peers
 from verify.bench import Cell, geometric_mean
 from verify.bench_cuda import BEST, GpuTiming
@@ -71,14 +72,21 @@ class Grid:
         for n in self.lengths:
             if n < 1 or self.tokens % n:
                 raise RequestError(f"--n {n}: does not divide {self.tokens} tokens", "try a power of two, or --tokens")
-        for (d, _), group in itertools.product(self.widths or WIDTHS, self.groups):
-            if self.columns % d or (self.columns // d) % max(group, 1) or group < 1:
-                raise RequestError(
-                    f"--d {d} --gqa {group}: {self.columns} columns are not whole groups of heads", "try --hidden"
-                )
+        self._check(self.widths or ())
+
+    def _check(self, widths: Sequence[Width]) -> None:
+        for (d, _), group in itertools.product(widths, self.groups):
+            unit = d * max(group, 1)
+            if group < 1 or self.columns % unit:
+                what = f"--d {d} --gqa {group}: {self.columns} columns are not whole groups of heads"
+                raise RequestError(what, f"try --hidden {max(1, self.columns // unit) * unit}")
 
     def shapes(self, widths: Sequence[Width]) -> list[list[Cell]]:
-        """One list per shape: its forms, the plain one first."""
+        """One list per shape: its forms, the plain one first.
+
+        Raises: RequestError when the columns do not make whole heads.
+        """
+        self._check(widths)
         return [
             [
                 Cell(
@@ -138,39 +146,53 @@ def build(modules: Modules) -> dict[str, float]:
         return dict(zip(named, pool.map(one, named.values()), strict=True))
 
 
-def run(grid: Grid, *, step: Step = silent, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """Time the grid on the current GPU.
+def run(
+    grid: Grid, *, out: Path | None = None, step: Step = silent, say: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
+    """Time the grid on the current GPU; `out` holds what is known after every shape, if the run is cut short.
 
-    Raises: RequestError without a GPU; CheckFailed when a package does not compute attention.
+    Raises: RequestError without a GPU. A package that does not compute attention is in "failures", and the run goes on.
     """
     devices.device("cuda")
-    stated = machine.describe("cuda")
+    header = machine.describe("cuda")
     modules = load(grid)
     built = build(modules)
     step(note="built")
     found, absent = peers.available(grid.peers)
-    stated["versions"] = machine.versions()  # again: those of $TILEPROOF_PEERS are in reach now
+    header["versions"] = machine.versions()  # again: those of $TILEPROOF_PEERS are in reach now
+    for name, why in absent.items():
+        say(f"no {name}: {why}")
     gpu = bench_cuda.Gpu(bench_cuda.nvcc_of(next(iter(next(iter(modules.values())).values()))))
+    if gpu.no_clock:
+        say(f"no tensor use: {gpu.no_clock}")
     until = None if grid.seconds is None else time.monotonic() + grid.seconds
     timings: list[GpuTiming] = []
+    failures: list[str] = []
     left_out: list[str] = []
+
+    def stated() -> dict[str, Any]:
+        return figures(
+            grid, timings, modules, absent=absent, header=header, built=built, left_out=left_out, failures=failures
+        )
+
     for shape in grid.shapes(list(modules)):
         if until is not None and time.monotonic() > until:
             left_out += map(str, shape)
             continue
-        fresh = bench_cuda.time_group(
-            shape,
-            lambda cell: modules[cell.d, cell.width_of_values],
-            found,
-            gpu=gpu,
-            rounds=grid.rounds,
-            seed=grid.seed,
-        )
+        serving = modules[shape[0].d, shape[0].width_of_values]
+        try:
+            fresh = bench_cuda.time_group(shape, serving, found, gpu=gpu, rounds=grid.rounds, seed=grid.seed)
+        except CheckFailed as error:
+            failures.append(str(error))
+            say(str(error))
+            continue
         timings += fresh
         for t in fresh:
             say(line(t))
+        if out is not None:
+            packages.write_json(out, stated())
         step(note=str(shape[0]))
-    return figures(grid, timings, modules, absent=absent, machine_header=stated, built=built, left_out=left_out)
+    return stated()
 
 
 def line(t: GpuTiming) -> str:
@@ -185,9 +207,10 @@ def figures(
     modules: Modules,
     *,
     absent: Mapping[str, str],
-    machine_header: dict[str, Any],
+    header: Mapping[str, Any],
     built: Mapping[str, float],
-    left_out: Sequence[str],
+    left_out: Sequence[str] = (),
+    failures: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The result file."""
     rows = [t.describe() for t in timings]
@@ -198,7 +221,7 @@ def figures(
     return {
         "kind": "speed",
         "device": "cuda",
-        "machine": machine_header,
+        "machine": dict(header),
         "load_at_the_end": machine.load(),
         "shapes": f"{grid.tokens} tokens, {grid.columns} columns in all heads",
         "rounds": grid.rounds,
@@ -212,14 +235,14 @@ def figures(
         "absent": dict(absent),
         "matmul_gflops": None if not rates else {"median": matmul, "min": min(rates), "max": max(rates)},
         "summary": summary(timings),
+        "holds": not failures,
+        "failures": list(failures),
         "left_out": list(left_out),
         "cells": rows,
     }
 
 
 def _digest(attn: ModuleType) -> str:
-    from pathlib import Path
-
     assert attn.__file__ is not None
     return str(packages.plan(Path(attn.__file__).parent)["digest"])
 
@@ -258,9 +281,25 @@ def form(cell: Cell) -> str:
     return f"{cell.dtype} {cell.layout} gqa={cell.gqa}"
 
 
-def table(stated: dict[str, Any]) -> Table:
-    """One row per cell and package: TFLOP/s, how much of the card that is, and the ratio to each peer."""
+def rows(stated: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of the table: TFLOP/s, how much of the card that is, and the ratio to each peer."""
     names = list(stated["peers"])
+    figures = ["TFLOP/s", "% of product", "tensor %", "GHz", *(f"vs {name}" for name in names), "best peer"]
+    body = []
+    for row in stated["cells"]:
+        use, clock, part = row["tensor_use"], row["clock_ghz"], row["percent_of_matmul"]
+        body.append([
+            widths(row), str(row["n"]), "causal" if row["causal"] else "full",
+            f"{row['dtype']} {row['layout']} {row['gqa']}", row["package"], f"{row['ours_gflops'] / 1e3:.0f}",
+            "-" if part is None else f"{part:.0f}", "-" if use is None else f"{100 * use:.1f}",
+            "-" if clock is None else f"{clock:.2f}", *(ratio(row.get(f"vs_{name}")) for name in names),
+            f"{row['best_peer']} {ratio(row[f'vs_{BEST}'])}" if row.get("best_peer") else "-",
+        ])  # fmt: skip
+    return ["d", "N", "mask", "form", "package", *figures], body
+
+
+def table(stated: dict[str, Any]) -> Table:
+    """One row per cell and package."""
     rate = stated["matmul_gflops"]
     ceiling = f"; {bench_cuda.MATMUL}^3 product {rate['median'] / 1e3:.0f} TFLOP/s" if rate else ""
     made = Table(
@@ -272,19 +311,11 @@ def table(stated: dict[str, Any]) -> Table:
         pad_edge=False,
         padding=(0, 1),
     )
-    figures = ("TFLOP/s", "% of product", "tensor %", "GHz", *(f"vs {name}" for name in names), "best peer")
-    for name in ("d", "N", "mask", "form", "package", *figures):
+    head, body = rows(stated)
+    for name in head:
         made.add_column(name, justify="right")
-    for row in stated["cells"]:
-        use, clock, part = row["tensor_use"], row["clock_ghz"], row["percent_of_matmul"]
-        ratios = [ratio(row.get(f"vs_{name}")) for name in names]
-        best = f"{row['best_peer']} {ratio(row[f'vs_{BEST}'])}" if row.get("best_peer") else "-"
-        made.add_row(
-            widths(row), str(row["n"]), "causal" if row["causal"] else "full",
-            f"{row['dtype']} {row['layout']} {row['gqa']}", row["package"], f"{row['ours_gflops'] / 1e3:.0f}",
-            "-" if part is None else f"{part:.0f}", "-" if use is None else f"{100 * use:.1f}",
-            "-" if clock is None else f"{clock:.2f}", *ratios, best,
-        )  # fmt: skip
+    for row in body:
+        made.add_row(*row)
     return made
 
 

@@ -321,7 +321,7 @@ def speed(session: Session) -> None:
     gpu = bench_cuda.Gpu(bench_cuda.nvcc_of(some))
 
     def timer(attn: ModuleType, cell: Cell, *, rounds: int) -> Timing:
-        return bench_cuda.time_group([cell], lambda cell: {"sm80": attn}, found, gpu=gpu, rounds=rounds)[0]
+        return bench_cuda.time_group([cell], {"sm80": attn}, found, gpu=gpu, rounds=rounds)[0]
 
     timings = []
     for dtype in DTYPES:

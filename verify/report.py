@@ -331,6 +331,16 @@ def _mutate(item: Figures) -> str:
     return f"{_table(head, rows)}{survivors}\n\n{item['seconds']:.0f} s. {_source(item)}"
 
 
+def _speed(item: Figures) -> str:
+    from verify import bench_grid
+
+    rate = item["matmul_gflops"]
+    ceiling = f" The matrix product reaches {rate['median'] / 1e3:.0f} TFLOP/s." if rate else ""
+    means = "; ".join(bench_grid.summary_lines(item))
+    note = f"{item['shapes']}, median of {item['rounds']} rounds.{ceiling} Geometric means: {means}."
+    return f"{_table(*bench_grid.rows(item))}\n\n{note} {_source(item)}"
+
+
 def _plain(item: Figures) -> str:
     return f"`{item['file']}`: {_source(item)}"
 
@@ -338,6 +348,7 @@ def _plain(item: Figures) -> str:
 _WRITERS: dict[str, Callable[[Figures], str]] = {
     "certificate": _certificate,
     "bench": _bench,
+    "speed": _speed,
     "fuzz": _fuzz,
     "real": _real,
     "calibrate": _calibrate,

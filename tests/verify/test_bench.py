@@ -87,7 +87,7 @@ def test_the_command_times_a_package_and_names_machine_and_load(small_package, t
         (["--device", "cuda", "--layout", "dhnb"], "known: bhnd, bnhd"),
         (["--device", "cuda", "--dtype", "float32"], "known: bf16, fp16"),
         (["--device", "cuda", "--n", "500"], "does not divide 16384 tokens"),
-        (["--device", "cuda", "--d", "256", "--gqa", "3"], "not whole groups of heads"),
+        (["--device", "cuda", "--d", "256", "--gqa", "3"], "try --hidden 1536"),
         (["--device", "cuda", "--d", "192:128"], "--d 192/128"),
         (["--device", "cuda", "--tiles", "grid"], "name tiles"),
         (["--device", "cuda", "one", "--sram", "227KB"], "--sram has no effect with a named package"),

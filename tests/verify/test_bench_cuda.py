@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import dataclasses
 import io
 import itertools
+import json
 import random
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +17,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from codegen.errors import CheckFailed
-from verify import bench, bench_cuda, bench_grid, bench_plot, peers, sm_clock
+from verify import bench, bench_cuda, bench_grid, bench_plot, peers, report, sm_clock
 from verify.bench_check import Expected, rows_of
 from verify.bench_cuda import Sample
 from verify.bench_grid import Grid
@@ -101,7 +105,7 @@ def peer(name, function):
 def group(attn, found, cells=(CELL,)):
     gpu = FakeGpu({})
     gpu.sample = lambda call: Sample({"Tensor": 1.0}[type(call()).__name__], 1.5e9)
-    return bench_cuda.time_group(cells, lambda cell: {"ours": attn}, found, gpu=gpu, rounds=3, device="cpu")
+    return bench_cuda.time_group(cells, {"ours": attn}, found, gpu=gpu, rounds=3, device="cpu")
 
 
 def test_a_peer_that_fails_or_computes_something_else_is_named_and_not_timed(right):
@@ -131,6 +135,109 @@ def test_forms_of_a_shape_share_rounds_and_compare_with_the_first(right):
     assert first.plain is None and second.plain == first.ours
     assert second.describe()["vs_plain"]["median"] == 1.0
     assert bench_grid.summary([first, second])["ours"]["bf16 bnhd gqa=1"]["plain"]["cells"] == 1
+
+
+class StandIn:
+    """torch.cuda on a CPU: events that read the host's clock, one multiprocessor at 1 GHz."""
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = time.perf_counter()
+
+        def elapsed_time(self, other):
+            return 1e3 * (other.at - self.at)
+
+
+@pytest.fixture
+def stand_in_gpu(monkeypatch):
+    facts = SimpleNamespace(multi_processor_count=132, major=9, minor=0)
+    for name, value in {
+        "Event": StandIn.Event, "synchronize": lambda: None, "current_device": lambda: 0,
+        "get_device_properties": lambda index: facts, "get_device_capability": lambda: (9, 0),
+        "current_stream": lambda: SimpleNamespace(cuda_stream=7),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value)
+
+    def moved(function):
+        return lambda *sizes, **words: function(*sizes, **{k: v for k, v in words.items() if k != "device"})
+
+    for name in ("empty", "randn", "zeros", "Generator"):
+        monkeypatch.setattr(torch, name, moved(getattr(torch, name)))
+
+    def probe(readings, blocks, stream):
+        assert blocks > 132 and stream == 7
+        values = (ctypes.c_int64 * 2).from_address(readings)
+        values[0] = values[1] = time.perf_counter_ns()
+        return 0
+
+    compiled = SimpleNamespace(sm_clocks=SimpleNamespace())
+    commands = []
+    monkeypatch.setattr(sm_clock, "compile_probe", lambda command, *_: commands.append(command) or compiled)
+    monkeypatch.setattr(sm_clock.SmClock, "__init__", entry(sm_clock.SmClock.__init__, probe))
+    monkeypatch.setattr(bench_cuda, "MATMUL", 32)
+    monkeypatch.setattr(bench_cuda, "L2_BYTES", 4096)
+    return commands
+
+
+def entry(made, probe):
+    """SmClock's own constructor; the probe that it loaded is then a Python function."""
+
+    def constructor(self, nvcc):
+        made(self, nvcc)
+        self._entry = probe
+
+    return constructor
+
+
+def test_the_sampler_overwrites_the_cache_before_every_call_and_reads_the_clock(stand_in_gpu):
+    gpu = bench_cuda.Gpu(["nvcc"])
+    assert "-arch=sm_90" in stand_in_gpu[0] and gpu.no_clock == ""
+    gpu._l2.fill_(1)
+    seen = []
+
+    def call():
+        seen.append(int(gpu._l2.sum()))
+        gpu._l2.fill_(1)
+
+    taken = gpu.sample(call, warmup=0.001, measure=0.002)
+    assert len(seen) >= 6 and set(seen) == {0}
+    assert 0 < taken.seconds < 0.1 and taken.hertz == pytest.approx(1e9)
+    assert gpu.matmul_flops() > 0
+
+
+def test_a_gpu_without_nvcc_times_without_a_clock(stand_in_gpu):
+    gpu = bench_cuda.Gpu(None)
+    assert gpu.no_clock and gpu.sample(lambda: None, warmup=0.0, measure=0.0).hertz is None
+
+
+def test_a_whole_run_keeps_what_it_has_and_names_what_failed(stand_in_gpu, right, broken, monkeypatch, tmp_path):
+    wrong = broken(scores=lambda s: 1.2 * s)
+    modules = {(32, 32): {"sm80": right}, (64, 64): {"sm80": wrong}}
+    monkeypatch.setattr(bench_grid, "load", lambda grid: modules)
+    monkeypatch.setattr(bench_grid, "build", lambda modules: {})
+    monkeypatch.setattr(bench_grid.devices, "device", lambda name: None)
+    monkeypatch.setattr(bench_grid.machine, "describe", lambda name: {"gpu": {"model": "a card"}, "versions": {}})
+    monkeypatch.setattr(bench_grid, "_digest", lambda attn: "0" * 64)
+    monkeypatch.setattr(bench_grid.packages, "part", lambda attn, name: SimpleNamespace(NAME="attn"))
+    monkeypatch.setattr(bench_cuda, "nvcc_of", lambda attn: ["nvcc"])
+    monkeypatch.setattr(bench_cuda, "WARMUP_S", 0.0)
+    monkeypatch.setattr(bench_cuda, "MEASURE_S", 0.0)
+    monkeypatch.setitem(peers.PEERS, "fa2", peer("fa2", sdpa))
+    monkeypatch.delenv(peers.FOLDERS_VARIABLE, raising=False)
+    asked = Grid(lengths=(16, 32), masks=("causal",), tokens=32, columns=64, peers=("fa2", "fa3"), rounds=2)
+    file, said = tmp_path / "speed.json", []
+    figures = bench_grid.run(asked, out=file, say=said.append)
+    assert [(c["d"], c["n"]) for c in figures["cells"]] == [(32, 16), (32, 32)] and not figures["holds"]
+    assert len(figures["failures"]) == 2 and figures["failures"][0].startswith("sm80 on bf16 d=64 N=16 causal: batch")
+    kept = json.loads(file.read_text())
+    assert kept["cells"] == figures["cells"] and list(kept["absent"]) == ["fa3"]
+    assert all(c["vs_fa2"]["median"] > 0 and c["tensor_use"] > 0 for c in kept["cells"])
+    assert any(line.startswith("no fa3: ") for line in said)
+    late = bench_grid.run(dataclasses.replace(asked, seconds=-1.0))
+    assert late["cells"] == [] and len(late["left_out"]) == 4
 
 
 def timing(**changes):
@@ -216,7 +323,7 @@ def test_the_default_grid_is_the_published_one():
     assert len(shapes) == 36 and all(len(forms) == 1 for forms in shapes)
     assert {(c.batch * c.n, c.heads * c.d) for (c,) in shapes} == {(16384, 2048)}
     forms = Grid(dtypes=("bf16", "fp16"), layouts=bench_grid.LAYOUTS, groups=(1, 8)).shapes([(128, 128)])[0]
-    assert str(Grid().shapes([(192, 128)])[0][0]) == "bf16 d=192 dv=128 N=512 full"
+    assert str(Grid(columns=1920).shapes([(192, 128)])[0][0]) == "bf16 d=192 dv=128 N=512 full"
     assert len(forms) == 8 and str(forms[0]) == "bf16 d=128 N=512 full"
     assert str(forms[-1]) == "fp16 d=128 N=512 full bnhd gqa=8"
 
@@ -233,8 +340,8 @@ def stated(right, monkeypatch):
     timings[0] = timing(cell=cells[0], peers={"cudnn": [3.0] * 3}, absent={"fa2": "RuntimeError: no"})
     header = {"gpu": {"model": "a card"}, "versions": {}}
     return bench_grid.figures(
-        Grid(), timings, {(32, 32): {"ours": right}}, absent={"fa3": "not here"}, machine_header=header,
-        built={"ours, d=32 dv=32": 1.0}, left_out=[],
+        Grid(), timings, {(32, 32): {"ours": right}}, absent={"fa3": "not here"}, header=header,
+        built={"ours, d=32 dv=32": 1.0},
     )  # fmt: skip
 
 
@@ -262,6 +369,15 @@ def test_the_table_and_the_plot_show_every_cell(stated):
     lines = bench_plot.series(stated, 32, 32, False)
     assert list(lines) == ["ours", "cudnn", "fa2"] and [n for n, _ in lines["ours"]] == [64, 128]
     assert [n for n, _ in lines["fa2"]] == [128]
+
+
+def test_the_report_holds_the_same_rows_and_means(stated):
+    stated["machine"] |= {"date": "2026-01-02", "command": "python -m verify bench", "load": [0.0]}
+    stated["machine"]["gpu"] |= {"driver": "1", "cuda": "13.0"}
+    text = report.markdown("speed cuda", [{"file": "results/speed.json", **stated}])
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + len(stated["cells"]) and "| 1.50±0.38 |" in lines[2]
+    assert "The matrix product reaches 700 TFLOP/s" in text and "/ best 1.107 (worst 1.000" in text
 
 
 def test_a_missing_matplotlib_is_said(stated, tmp_path, monkeypatch):
