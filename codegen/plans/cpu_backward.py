@@ -40,6 +40,7 @@ HEADERS = {
     "backward_simd.h": "cpu/backward_simd.h.j2",
     "backward_simd_block.h": "cpu/backward_simd_block.h.j2",
     "backward_simd_sums.h": "cpu/backward_simd_sums.h.j2",
+    "backward_tasks.h": "cpu/backward_tasks.h.j2",
 }
 UNIT = "cpu/backward_cpu_unit.cpp.j2"
 

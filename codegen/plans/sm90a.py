@@ -1,35 +1,62 @@
-"""Tile plans of the warp-specialised wgmma kernel (sm_90a), and the files of that target. (first form)"""
+"""Tile plans of the warp-specialised wgmma kernel (sm_90a), and the files of that target.
+
+A block is one warpgroup that gives work and 1 to 4 consumers of 64 query rows each. Q has one buffer, K and V have
+rings of their own. S, O and mostly P live in the consumers' registers; P goes through shared memory where that fits
+more rows or keys (`registers_sm90a`).
+
+From the paper's tile to a legal one, each step a Change with its reason:
+  1. Br to a multiple of 64, the rows of a wgmma; Bc to a multiple of 16, the keys of one step of P V, at most 256.
+  2. Bc to what S and P leave room for beside O, P in registers or in shared memory, whichever holds more keys.
+  3. Into min(--sram, shared memory of a block) with two stages of K and of V: fewer keys, but not below 32; then fewer
+     rows; then one stage of V, of K, and 16 keys.
+With `--tiling tuned` the plan is the fastest one measured, by mask form and length class; a case that was not measured
+takes the plan of the paper's tile.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from codegen import tuned
+from codegen.devices import DEVICES, FEATURE_TARGETS
 from codegen.errors import PlanError
-from codegen.plan import MemoryPart
+from codegen.plan import Change, Decision, MemoryPart, Rejection, Variant
+from codegen.plans import registers_sm90a
+from codegen.plans.registers_sm90a import REGISTERS
 from codegen.plans.sm80 import padded, panel
 from codegen.problem import Problem
+from codegen.sizes import format_bytes
+from spec import tile_rule
 
 ITEMSIZE = 2  # bytes of a bf16 or fp16
 WARPGROUP_ROWS = 64  # rows of one wgmma: one consumer
+MOST_CONSUMERS = 4
 GRANULE = 16  # keys of a k16 step of P V
+MOST_KEYS = 256  # rows of one box of a tensor map
+FEW_KEYS = 32  # rows go before keys below this
+P_PANEL = 64  # P in shared memory is whole 128-byte panels
 ALIGNMENT = 1024  # bytes: period of the widest swizzle
 BARRIER_BYTES = 256
 TILE_BYTES = 32  # two query tiles, named ahead
-COUNTER_FROM = 20  # query tiles per head
+LAZY_FROM = 224  # padded dv from which the multiplications of O that a lazy rescale saves pay for its test
+COUNTER_FROM = 20  # query tiles per head from which causal tiles are handed out by a counter
+# K and V that the heads running side by side may touch: well below the L2 of an H100 or H200 (50 MB).
 SECTION_BYTES = 32 * 1024 * 1024
+STAGES = ((2, 2), (2, 1), (1, 1))
+MOST_REJECTIONS = 6
 
-# Registers per thread of the producer and of a consumer after setmaxnreg, by consumers and blocks per SM.
-REGISTERS = {
-    (1, 1): (24, 256),
-    (2, 1): (24, 240),
-    (3, 1): (32, 160),
-    (4, 1): (24, 112),
-    (1, 2): (24, 208),
-    (2, 2): (24, 104),
-    (1, 3): (24, 136),
+ARITHMETIC = "wgmma_sm90a"
+# What every kernel includes: file under csrc/ -> template.
+HEADERS = {
+    "map_sm90a.h": "sm90a/map_sm90a.h",
+    "ptx_sm80.cuh": "sm80/ptx_sm80.cuh",
+    "ptx_sm90a.cuh": "sm90a/ptx_sm90a.cuh.j2",
+    "rings_sm90a.cuh": "sm90a/rings_sm90a.cuh",
+    "softmax_sm90a.cuh": "sm90a/softmax_sm90a.cuh",
+    "tiles_sm90a.cuh": "sm90a/tiles_sm90a.cuh",
 }
-
 DTYPES = {
     "bf16": {"type": "BFloat16", "code": "kBFloat16", "mma": "bf16", "pack": "cvt_rn_bf16x2",
              "map_type": "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16"},
@@ -66,11 +93,13 @@ class Sm90aPlan:
     causal: str = "any"  # the mask forms that are compiled: "any", "full" or "causal"
 
     def __post_init__(self) -> None:
-        if self.br % WARPGROUP_ROWS or self.bc % GRANULE or not 0 < self.bc <= 256:
-            raise PlanError(f"Br={self.br}, Bc={self.bc}: wgmma takes {WARPGROUP_ROWS} rows and {GRANULE} keys")
-        skipped = -(-(self.br - WARPGROUP_ROWS) // self.bc)
-        if self.skips_masked and skipped >= min(self.stages_k, self.stages_v):
-            raise PlanError(f"a consumer that skips {skipped} key tiles waits for one that others still hold")
+        rows_fit = self.br > 0 and self.br % WARPGROUP_ROWS == 0
+        if not rows_fit or (self.br // WARPGROUP_ROWS, self.blocks_per_sm) not in REGISTERS:
+            raise PlanError(f"Br={self.br}, {self.blocks_per_sm} blocks per SM: no such split into warpgroups")
+        if self.bc % (P_PANEL if self.p_in_shared else GRANULE) or not 0 < self.bc <= MOST_KEYS:
+            raise PlanError(f"Bc={self.bc}: not whole granules of keys")
+        if self.skips_masked and most_skipped(self.br, self.bc) >= min(self.stages_k, self.stages_v):
+            raise PlanError("a consumer that skips so many key tiles waits for one that others still hold")
 
     @property
     def consumers(self) -> int:
@@ -132,24 +161,257 @@ class Sm90aPlan:
         return self.layout[-1].offset + self.layout[-1].bytes
 
 
-def context(problem: Problem, plan: Sm90aPlan, dtypes: tuple[str, ...], tag: str = "") -> dict[str, Any]:
-    """What the kernel's template asks beyond the package's own context."""
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "br": self.br,
+            "bc": self.bc,
+            "consumers": self.consumers,
+            "threads": self.threads,
+            "blocks_per_sm": self.blocks_per_sm,
+            "stages_k": self.stages_k,
+            "stages_v": self.stages_v,
+            "d_padded": self.d_padded,
+            "dv_padded": self.dv_padded,
+            "p_in_shared": self.p_in_shared,
+            "ping_pong": self.ping_pong,
+            "lazy_rescale": self.lazy_rescale,
+            "skips_masked": self.skips_masked,
+            "registers": self.consumer_registers,
+            "fast_memory_bytes": self.fast_memory_bytes,
+        }
+
+
+def most_skipped(br: int, bc: int) -> int:
+    """The most key tiles that the first consumer of a causal tile may leave to the last one."""
+    return -(-(br - WARPGROUP_ROWS) // bc)
+
+
+def make_plan(
+    problem: Problem, br: int, bc: int, stages: tuple[int, int], *, blocks_per_sm: int = 1, causal: str = "any"
+) -> Sm90aPlan | None:
+    """The plan of a tile of whole granules, P in registers if that holds; None if neither way does."""
+    consumers, dv_padded = br // WARPGROUP_ROWS, padded(problem.dv)
+    for p_in_shared in (False, True):
+        whole = not p_in_shared or bc % P_PANEL == 0
+        if whole and registers_sm90a.holds(consumers, blocks_per_sm, bc, dv_padded, p_in_shared):
+            return Sm90aPlan(
+                br=br, bc=bc, d=problem.d, dv=problem.dv, stages_k=stages[0], stages_v=stages[1],
+                p_in_shared=p_in_shared, ping_pong=consumers > 1, lazy_rescale=dv_padded >= LAZY_FROM,
+                skips_masked=consumers > 2 and causal != "full" and most_skipped(br, bc) < min(stages),
+                blocks_per_sm=blocks_per_sm, causal=causal,
+            )  # fmt: skip
+    return None
+
+
+def plan_tile(problem: Problem, limit: int) -> tuple[Sm90aPlan, tuple[Change, ...], tuple[Rejection, ...]]:
+    """The legal plan within `limit` bytes that is nearest to the paper's tile, and the steps that led to it.
+
+    Raises: PlanError when an override is illegal or nothing fits.
+    """
+    _check_overrides(problem)
+    paper = tile_rule.rule(tile_rule.elements(problem.sram_bytes, ITEMSIZE), problem.d, problem.dv)
+    changes: list[Change] = []
+    rejected: list[Rejection] = []
+    most_rows = WARPGROUP_ROWS * MOST_CONSUMERS
+    br = problem.br or min(most_rows, max(WARPGROUP_ROWS, paper.br - paper.br % WARPGROUP_ROWS))
+    bc = problem.bc or min(MOST_KEYS, max(GRANULE, paper.bc - paper.bc % GRANULE))
+    whole = f"wgmma takes {WARPGROUP_ROWS} rows and {GRANULE} keys, a block {most_rows} rows and a box {MOST_KEYS} keys"
+    _note(changes, "Br", paper.br, br, whole, problem.br)
+    _note(changes, "Bc", paper.bc, bc, whole, problem.bc)
+
+    held = next((keys for keys in _keys(problem, bc, GRANULE) if make_plan(problem, br, keys, (1, 1))), None)
+    if held is None:
+        hint = () if problem.br is None and problem.bc is None else ("fewer rows or keys (--br, --bc)",)
+        raise PlanError(_why_registers(problem, br, bc), *hint)
+    spill = _why_registers(problem, br, bc)
+    if held != bc:
+        rejected.append(Rejection(br=br, bc=bc, why=spill))
+    _note(changes, "Bc", bc, held, spill, problem.bc)
+
+    fitting = next(_fitting(problem, br, held, limit, rejected), None)
+    if fitting is None:
+        raise _nothing_fits(problem, limit)
+    over = f"{br} x {held} with two stages exceeds {limit:,} bytes"
+    _note(changes, "Br", br, fitting.br, f"{over}; rows go before fewer than {FEW_KEYS} keys", problem.br)
+    _note(changes, "Bc", held, fitting.bc, over, problem.bc)
+    return fitting, tuple(changes), tuple(rejected[:MOST_REJECTIONS])
+
+
+def _keys(problem: Problem, most: int, least: int) -> list[int]:
+    return [problem.bc] if problem.bc else list(range(most, least - 1, -GRANULE))
+
+
+def _fitting(problem: Problem, br: int, bc: int, limit: int, rejected: list[Rejection]) -> Iterator[Sm90aPlan]:
+    """Plans within `limit` bytes, the nearest to br x bc first; what is overridden stays."""
+    for stages in STAGES:
+        for least in dict.fromkeys((min(bc, FEW_KEYS), GRANULE)) if stages != STAGES[0] else (min(bc, FEW_KEYS),):
+            for rows in [br] if problem.br else range(br, 0, -WARPGROUP_ROWS):
+                for keys in _keys(problem, bc, least):
+                    plan = make_plan(problem, rows, keys, stages)
+                    if plan is not None and plan.fast_memory_bytes <= limit:
+                        yield plan
+                    elif plan is not None and keys == bc:
+                        why = f"needs {plan.fast_memory_bytes:,} bytes of {limit:,}"
+                        rejected.append(Rejection(br=rows, bc=keys, why=why))
+
+
+def _note(changes: list[Change], side: str, before: int, after: int, why: str, overridden: int | None) -> None:
+    if before != after and overridden is None:
+        changes.append(Change(what=f"{side} {before} -> {after}", why=why))
+
+
+def _check_overrides(problem: Problem) -> None:
+    """Raise PlanError for a Br or Bc that no shared memory and no other side would make legal."""
+    if problem.debug:
+        raise PlanError("the wgmma kernel has no debug form", "use --arch sm80")
+    most = WARPGROUP_ROWS * MOST_CONSUMERS
+    if problem.br is not None and (problem.br % WARPGROUP_ROWS or problem.br > most):
+        raise PlanError(f"Br={problem.br}: wgmma needs a multiple of {WARPGROUP_ROWS}, at most {most}")
+    if problem.bc is not None and (problem.bc % GRANULE or problem.bc > MOST_KEYS):
+        raise PlanError(f"Bc={problem.bc}: wgmma needs a multiple of {GRANULE}, at most {MOST_KEYS}")
+
+
+def _why_registers(problem: Problem, br: int, bc: int) -> str:
+    """Why the tile does not hold in registers, with P in them and in shared memory."""
+    given = REGISTERS[br // WARPGROUP_ROWS, 1][1]
+    inside, outside = (registers_sm90a.needed(bc, padded(problem.dv), way) for way in (False, True))
+    ways = f"{inside} with P in registers, {outside} with P in shared memory"
+    return f"{br} x {bc} spills: of a consumer's {given} registers it takes {ways}"
+
+
+def _nothing_fits(problem: Problem, limit: int) -> PlanError:
+    """What was asked, the smallest tile, and what to try."""
+    br, bc = problem.br or WARPGROUP_ROWS, problem.bc or GRANULE
+    smallest = make_plan(problem, br, bc, STAGES[-1])
+    widths = f"d={problem.d}" + (f", dv={problem.dv}" if problem.dv != problem.d else "")
+    hints = []
+    if smallest is not None:
+        parts = ", ".join(f"{part.name} {part.bytes:,}" for part in smallest.memory)
+        hints.append(f"smallest: Br={br} Bc={bc} needs {smallest.fast_memory_bytes:,} bytes ({parts})")
+        if limit == problem.sram_bytes:
+            hints.append(f"try --sram {-(-smallest.fast_memory_bytes // 1024)}KB")
+    return PlanError(f"no tile fits {limit:,} bytes of shared memory at {widths}", *hints)
+
+
+def shared_memory(problem: Problem, arch: str) -> tuple[int, str]:
+    """Bytes that a plan may take, and what limits them."""
+    device = DEVICES[FEATURE_TARGETS.get(arch, arch)]
+    limit = min(problem.sram_bytes, device.smem_per_block_bytes)
+    of_device = f"shared memory of a block on {device.name}, {format_bytes(limit)}"
+    return limit, "--sram" if limit == problem.sram_bytes else of_device
+
+
+def decide(problem: Problem, arch: str) -> Decision:
+    """The kernels of the wgmma target: one plan for all, or with tuned tiling one per mask form and length class.
+
+    Raises: PlanError when no tile is legal, or an override is not.
+    """
+    limit, reason = shared_memory(problem, arch)
+    paper, changes, rejected = plan_tile(problem, limit)
+    plans = {("any", "any"): paper}
+    if problem.tiling == "tuned":
+        plans = {}
+        for causal in tuned.CAUSAL_FORMS:
+            for length_class in tuned.LENGTH_CLASSES:
+                choice = tuned.fastest(problem, arch, causal=causal, length_class=length_class)
+                usual = replace(paper, causal=causal)
+                chosen = Sm90aPlan(d=problem.d, dv=problem.dv, **choice.fields) if choice else usual
+                plans[causal, length_class] = chosen if chosen.fast_memory_bytes <= limit else usual
+        changes, rejected = (), ()
+    return _decision(problem, arch, plans, limit, reason, changes, rejected)
+
+
+def _decision(
+    problem: Problem,
+    arch: str,
+    plans: Mapping[tuple[str, str], Sm90aPlan],
+    limit: int,
+    reason: str,
+    changes: tuple[Change, ...] = (),
+    rejected: tuple[Rejection, ...] = (),
+) -> Decision:
+    dtypes = tuple(t for t in problem.dtypes if t in DTYPES)
+    return Decision(
+        arch=arch,
+        limit_bytes=limit,
+        limit_reason=reason,
+        variants=tuple(
+            Variant(
+                target=arch, isa=arch, dtype=t, causal=causal, length_class=length, arithmetic=ARITHMETIC, plan=plan
+            )
+            for t in dtypes
+            for (causal, length), plan in plans.items()
+        ),
+        changes={f"{arch}/{t}": changes for t in dtypes if changes},
+        rejected={f"{arch}/{t}": rejected for t in dtypes if rejected},
+    )
+
+
+def candidates(problem: Problem, arch: str, *, causal: str, length_class: str) -> list[Decision]:
+    """The legal plans that are worth measuring for a mask form and a length class, one Decision each.
+
+    For each number of consumers and of blocks per SM the two longest key tiles that hold, and 128 and 64 keys.
+    """
+    limit, reason = shared_memory(problem, arch)
+    _check_overrides(problem)
+    found: dict[Sm90aPlan, None] = {}
+    for consumers, blocks in REGISTERS:
+        br = WARPGROUP_ROWS * consumers
+        if problem.br not in (None, br) or (blocks > 1 and length_class != "short"):
+            continue
+        room = min(limit, DEVICES[FEATURE_TARGETS.get(arch, arch)].smem_per_sm_bytes // blocks - 1024)
+        plans = [
+            plan
+            for keys in _keys(problem, 208, GRANULE)
+            if (plan := make_plan(problem, br, keys, STAGES[0], blocks_per_sm=blocks, causal=causal))
+            and plan.fast_memory_bytes <= room
+        ]
+        found.update(dict.fromkeys(p for i, p in enumerate(plans) if i < 2 or p.bc in (64, 128)))
+    return [_decision(problem, arch, {(causal, length_class): plan}, limit, reason) for plan in found]
+
+
+def context(problem: Problem, plan: Sm90aPlan, dtypes: tuple[str, ...], entry: str) -> dict[str, Any]:
+    """What a kernel's template asks beyond the package's own context. `entry`: the name of its C function."""
     return {
         "plan": plan,
         "dtypes": [DTYPES[t] for t in dtypes],
-        "wgmma": products(plan, dtypes),
         "section_bytes": SECTION_BYTES,
         "counter_from": COUNTER_FROM,
-        "entry": f"attention_forward_sm90a{tag}",
+        "entry": entry,
         "kernel_name": f"attention_forward_d{problem.d}_dv{problem.dv}_{plan.br}x{plan.bc}",
     }
 
 
-def products(plan: Sm90aPlan, dtypes: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The wgmma wrappers that a kernel of this plan calls."""
-    found = []
-    for t in dtypes:
-        mma = DTYPES[t]["mma"]
-        forms = {(plan.bc, "ss"), (plan.dv_padded, "ss" if plan.p_in_shared else "rs")}
-        found += [{"n": n, "form": form, "dtype": mma} for n, form in sorted(forms)]
-    return found
+def products(plans: tuple[Sm90aPlan, ...], dtypes: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The wgmma wrappers that the kernels of these plans call."""
+    forms = {(plan.bc, "ss") for plan in plans}
+    forms |= {(plan.dv_padded, "ss" if plan.p_in_shared else "rs") for plan in plans}
+    return [{"n": n, "form": form, "dtype": DTYPES[t]["mma"]} for t in dtypes for n, form in sorted(forms)]
+
+
+def files(problem: Problem, decision: Decision) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
+    """A file per distinct plan, their headers, and the one that chooses between them, under csrc/."""
+    dtypes = tuple(dict.fromkeys(v.dtype for v in decision.variants))
+    uses: dict[Sm90aPlan, list[Variant]] = {}
+    for variant in decision.variants:
+        assert isinstance(variant.plan, Sm90aPlan)
+        uses.setdefault(variant.plan, []).append(variant)
+    plans = tuple(uses)
+    made: dict[str, tuple[str, Mapping[str, Any]]] = {
+        f"csrc/{path}": (template, {"wgmma": products(plans, dtypes)} if template.endswith(".j2") else {})
+        for path, template in HEADERS.items()
+    }
+    choices = []
+    for number, (plan, variants) in enumerate(uses.items()):
+        entry = f"attention_forward_sm90a_{number}"
+        made[f"csrc/forward_sm90a_{number}.cu"] = (
+            "sm90a/forward_sm90a.cu.j2",
+            context(problem, plan, dtypes, entry),
+        )
+        for causal, length in dict.fromkeys((v.causal, v.length_class) for v in variants):
+            choices.append({"entry": entry, "causal": causal, "most_rows": tuned.LENGTH_CLASSES.get(length)})
+    # In the order of the tests: the class with the fewest rows first, the one without a limit last.
+    choices.sort(key=lambda c: (c["causal"], c["most_rows"] is None, c["most_rows"] or 0))
+    entries = [f"attention_forward_sm90a_{number}" for number in range(len(plans))]
+    made["csrc/forward_sm90a.cu"] = ("sm90a/choose_sm90a.cu.j2", {"choices": choices, "entries": entries})
+    return made

@@ -244,6 +244,7 @@ def special(p: Sm90aPlan, entry: Callable[..., int]) -> list[str]:
 # ---- Times
 
 ROUNDS = 7
+FORMS = ("d128_128x128", "d64_192x128", "d256_128x80")  # plans timed in other forms than the plain one
 CELL_TOKENS, CELL_WIDTH = 16384, 2048  # batch * length, heads * d
 
 
@@ -305,6 +306,46 @@ def time_cell(
         rows.append({"d": d, "causal": causal, "n": n, "name": name, "tflops": flop / statistics.median(took) / 1e12,
                      "over_cudnn": ratio, "seconds": took})  # fmt: skip
     return rows
+
+
+def time_forms(name: str, library: Path, *, n: int = 4096) -> list[dict[str, Any]]:
+    """The plain call beside fp16, 8 query heads per key head, and (B, N, H, d) strides: times over the plain one's."""
+    p, dtypes = PLANS[name]
+    b, h = max(1, CELL_TOKENS // n), CELL_WIDTH // p.d
+    entry = kernels.load(library)
+    rows = []
+    for causal in ("full", "bottom_right"):
+        q, k, v = (torch.randn(b, h, n, w, device="cuda").bfloat16() for w in (p.d, p.d, p.dv))
+        turned = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+        calls = {"plain": Call(q, k, v, causal=causal), "strides": Call(*turned, causal=causal)}
+        if h % 8 == 0:
+            few = [x[:, : h // 8].contiguous() for x in (k, v)]
+            calls["8 per key head"] = Call(q, *few, causal=causal)
+        if "fp16" in dtypes:
+            calls["fp16"] = Call(q.half(), k.half(), v.half(), causal=causal)
+        times: dict[str, list[float]] = {title: [] for title in calls}
+        for _ in range(ROUNDS):
+            for title in random.sample(list(calls), len(calls)):
+                times[title].append(seconds(lambda call=calls[title]: call.run(entry)))
+        over = {
+            title: statistics.median(one / plain for one, plain in zip(took, times["plain"], strict=True))
+            for title, took in times.items()
+        }
+        rows.append({"plan": name, "causal": causal, "n": n, "over_plain": over})
+    return rows
+
+
+def host_seconds(name: str, library: Path) -> float:
+    """Host time of one call through ctypes, the kernel not waited for: the median of single calls."""
+    p, entry = PLANS[name][0], kernels.load(library)
+    call = Call(*(torch.randn(1, 1, 64, w, device="cuda").bfloat16() for w in (p.d, p.d, p.dv)))
+    took = []
+    for _ in range(300):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call.run(entry)
+        took.append(time.perf_counter() - start)
+    return statistics.median(took)
 
 
 def print_cell(rows: list[dict[str, Any]]) -> None:
@@ -395,7 +436,12 @@ def main(more: Callable[..., dict[str, Callable[[], Any]]] | None = None) -> int
                     if time.monotonic() - start < asked.time_limit:
                         table.append(time_cell(d, causal, n, good, more))
                         print_cell(table[-1])
-        (asked.out / "time.json").write_text(json.dumps(table))
+        forms = [row for name, library in good.items() if name in FORMS for row in time_forms(name, library)]
+        for row in forms:
+            print(row)
+        host = {name: host_seconds(name, library) for name, library in good.items() if name in FORMS}
+        print("host time per call, us:", {name: round(1e6 * took, 1) for name, took in host.items()})
+        (asked.out / "time.json").write_text(json.dumps({"cells": table, "forms": forms, "host_seconds": host}))
     return 1 if bad else 0
 
 

@@ -50,13 +50,11 @@ def nvcc() -> str | None:
 def write(folder: Path, plan: Sm90aPlan, dtypes: tuple[str, ...] = ("bf16",)) -> Path:
     """The kernel of `plan` and its headers, written to `folder`; lint has passed."""
     asked = problem.make(sram_bytes=2**20, d=plan.d, dv=plan.dv, dtypes=dtypes, archs=["sm80"])
-    context = {**sm90a.context(asked, plan, dtypes), "problem": asked, "header": ["A kernel of the test suite."]}
-    texts = {
-        "forward_sm90a.cu": render.render("sm90a/forward_sm90a.cu.j2", context).decode(),
-        "ptx_sm90a.cuh": render.render("sm90a/ptx_sm90a.cuh.j2", context).decode(),
-        "ptx_sm80.cuh": render.render("sm80/ptx_sm80.cuh", {}).decode(),
-        "forward.h": render.render("package/csrc/forward.h.j2", context).decode(),
-    }
+    own = sm90a.context(asked, plan, dtypes, "attention_forward_sm90a")
+    header = ["A kernel of the test suite."]
+    context = {**own, "wgmma": sm90a.products((plan,), dtypes), "problem": asked, "header": header}
+    names = {"forward_sm90a.cu": "sm90a/forward_sm90a.cu.j2", "forward.h": "package/csrc/forward.h.j2", **sm90a.HEADERS}
+    texts = {path: render.render(template, context).decode() for path, template in names.items()}
     lint.require_clean({path: text for path, text in texts.items() if lint.covers(path)})
     folder.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():

@@ -1,0 +1,61 @@
+"""Compiles the border of the register rule of the wgmma kernel: the largest key tile that it accepts for each width.
+
+    python -m tests.sm90a.sweep_registers [OUT.json]
+
+Needs nvcc, not a GPU. Prints every plan that spills or whose wgmma ptxas serialises; exit 1 if there is one.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from codegen import problem
+from codegen.plans import sm90a
+from codegen.plans.registers_sm90a import REGISTERS
+from codegen.plans.sm90a import Sm90aPlan
+from tests.sm90a import kernels
+
+WIDTHS = [(d, d) for d in (8, 24, 32, 64, 80, 96, 112, 128, 160, 192, 224, 256)] + [(192, 128), (72, 40), (8, 256)]
+
+
+def border() -> list[Sm90aPlan]:
+    """For each width, number of consumers and of blocks per SM: the most keys that the rule accepts."""
+    found: dict[Sm90aPlan, None] = {}
+    for d, dv in WIDTHS:
+        asked = problem.make(sram_bytes=2**20, d=d, dv=dv, archs=["sm80"])
+        for consumers, blocks in REGISTERS:
+            for keys in range(sm90a.MOST_KEYS, 0, -sm90a.GRANULE):
+                plan = sm90a.make_plan(asked, 64 * consumers, keys, (2, 2), blocks_per_sm=blocks)
+                if plan is not None and plan.fast_memory_bytes * blocks <= 227 * 1024:
+                    found[plan] = None
+                    break
+    return list(found)
+
+
+def judge(plan: Sm90aPlan) -> tuple[Sm90aPlan, int, list[str]]:
+    with tempfile.TemporaryDirectory() as folder:
+        _, reports = kernels.build(kernels.write(Path(folder), plan))
+    return plan, sum(r.spilled_bytes for r in reports), sorted({w for r in reports for w in r.warnings})
+
+
+def main() -> int:
+    rows = []
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for plan, spilled, warnings in pool.map(judge, border()):
+            rows.append({**dataclasses.asdict(plan), "spilled_bytes": spilled, "warnings": warnings})
+            if spilled or warnings:
+                print(f"{plan}: {spilled} bytes spilled, {warnings}", flush=True)
+    print(f"{len(rows)} plans, {sum(bool(r['spilled_bytes'] or r['warnings']) for r in rows)} not clean")
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(json.dumps(rows, indent=1) + "\n")
+    return int(any(r["spilled_bytes"] or r["warnings"] for r in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
