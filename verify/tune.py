@@ -127,31 +127,37 @@ def fields_of(decision: Decision) -> dict[str, Any]:
     return {f.name: getattr(plan, f.name) for f in dataclasses.fields(plan) if f.init and f.name not in ("d", "dv")}
 
 
-def title(decision: Decision) -> str:
-    """A plan in a few words: the tile, then every field that is not its default."""
-    fields = fields_of(decision)
-    plan: Any = decision.variants[0].plan
-    usual = {f.name: f.default for f in dataclasses.fields(plan)}
-    more = [f"{k}={v}" for k, v in fields.items() if k not in ("br", "bc") and v != usual[k] and v is not False]
-    return " ".join([f"{fields['br']}x{fields['bc']}", *more])
+def build(wanted: Mapping[Case, Sequence[Decision]], *, step: Step = silent) -> dict[Case, dict[int, ModuleType | str]]:
+    """Every candidate of every case as a built package, or why it does not build; all cores at once.
 
+    A package here serves every length, so that the length classes of a case share what they have in common.
+    """
 
-def build(case: Case, found: Sequence[Decision], *, step: Step = silent) -> dict[int, ModuleType | str]:
-    """Every candidate as a built package by its number, or why it does not build."""
+    def emitted(case: Case, decision: Decision) -> ModuleType:
+        variants = tuple(dataclasses.replace(v, length_class="any") for v in decision.variants)
+        serving = dataclasses.replace(decision, variants=variants)
+        plans = package.Plans(problem=case.problem, name="tuned_candidate", decisions=(serving,))
+        return packages.load(packages.emit_plans(plans))
 
-    def one(decision: Decision) -> ModuleType | str:
-        plans = package.Plans(problem=case.problem, name="tuned_candidate", decisions=(decision,))
+    def built(attn: ModuleType) -> ModuleType | str:
         try:
-            attn = packages.load(packages.emit_plans(plans))
             packages.part(attn, "build").library("cuda")
         except RuntimeError as error:  # each package has a BuildError of its own
-            return (str(error).strip().splitlines() or [""])[0][:200]
+            return first_line(error)
         finally:
-            step(note=title(decision))
+            step(note=attn.__name__)
         return attn
 
-    with ThreadPoolExecutor(max(1, (machine.cpu()["cores"] or 2) // 2)) as pool:
-        return dict(enumerate(pool.map(one, found)))
+    modules = {case: [emitted(case, decision) for decision in found] for case, found in wanted.items()}
+    each = {attn.__name__: attn for found in modules.values() for attn in found}
+    with ThreadPoolExecutor(machine.cpu()["cores"] or 1) as pool:
+        done = dict(zip(each, pool.map(built, each.values()), strict=True))
+    return {case: {i: done[attn.__name__] for i, attn in enumerate(found)} for case, found in modules.items()}
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 Seconds = dict[int, dict[int, list[float]]]  # candidate -> length -> one figure per round
@@ -196,7 +202,7 @@ def measure(
                 try:
                     wrong = expected.difference(call.run())
                 except RuntimeError as error:
-                    wrong = (str(error).splitlines() or [""])[0]
+                    wrong = first_line(error)
                 if wrong is None:
                     calls[i, cell.n] = call.run
                 else:

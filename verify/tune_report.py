@@ -106,16 +106,15 @@ def run(
     file = out or own
     before = next((tuned.read(one) for one in (file, own) if one.exists()), None)
     until = None if seconds is None else time.monotonic() + seconds
-    gpu: bench_cuda.Gpu | None = None
+    tried = {case: candidates(case) for case in wanted}
+    built = build(tried, step=step)
+    gpu = bench_cuda.Gpu(None)
     table = merged(before, card, [])
-    for case in wanted:
+    for case, found in tried.items():
         if until is not None and time.monotonic() > until:
             say(f"{case}: out of time, left as it was")
             continue
-        found = candidates(case)
-        built = build(case, found, step=step)
-        gpu = gpu or bench_cuda.Gpu(None)
-        measured = measure(case, built, sample=gpu.sample, dtype=dtype, rounds=rounds, seed=seed, step=step)
+        measured = measure(case, built[case], sample=gpu.sample, dtype=dtype, rounds=rounds, seed=seed, step=step)
         row = row_of(case, found, measured, header, dtype)
         table = merged(table, card, [row])
         packages.write_json(file, table)

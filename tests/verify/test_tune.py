@@ -13,7 +13,7 @@ from codegen import problem, tuned
 from codegen.errors import CheckFailed, ToolError
 from codegen.plan import Decision
 from codegen.plans.sm80 import Sm80Plan
-from verify import bench_cuda, tune, tune_report
+from verify import bench_cuda, packages, tune, tune_report
 from verify.__main__ import main
 from verify.bench_cuda import Sample
 
@@ -40,7 +40,7 @@ def test_candidates_are_legal_plans_of_the_planner_each_once(case):
         plan = decision.variants[0].plan
         assert Sm80Plan(d=32, dv=32, **tune.fields_of(decision)) == plan  # what the table keeps makes the plan again
         assert plan.fast_memory_bytes <= 99 * 1024
-    assert tune.title(found[0]).startswith("64x32")
+    assert tune_report.describe(tune.fields_of(found[0])).startswith("64x32")
 
 
 def times(speeds, *, wobble=0.3):
@@ -96,6 +96,29 @@ def test_what_is_wrong_or_does_not_build_is_refused_with_its_reason(case, right,
     assert row["refused"][1]["why"].startswith("not attention at bf16 d=32 N=16 causal: batch")
     with pytest.raises(CheckFailed, match="no candidate computes attention"):
         tune.measure(case, {0: built[0], 1: built[1]}, sample=times({}), dtype="bf16", rounds=2, device="cpu")
+
+
+def test_length_classes_share_their_packages_and_a_failed_build_is_a_reason(monkeypatch):
+    both = tune.cases(
+        arch="sm80", sram="40KB", widths=[(32, 32)], masks=["full"], classes=["short", "long"], dtype="bf16"
+    )
+    built = []
+
+    class Build:
+        def __init__(self, attn):
+            self.attn = attn
+
+        def library(self, kind):
+            built.append(self.attn.__name__)
+            if len(built) == 1:
+                raise RuntimeError("ptxas: spills\nmore")
+
+    monkeypatch.setattr(tune.packages, "part", lambda attn, name: Build(attn))
+    wanted = {case: tune.candidates(case)[:2] for case in both}
+    short, long = tune.build(wanted).values()
+    assert len(built) == 2 and short == long and "ptxas: spills" in short.values()
+    plan = packages.plan(Path(next(x for x in short.values() if not isinstance(x, str)).__file__).parent)
+    assert plan["name"] == "tuned_candidate" and {v["length_class"] for v in plan["variants"]} == {"any"}
 
 
 # ---- The table and its reader
@@ -179,7 +202,8 @@ def test_the_run_writes_after_every_case(case, right, monkeypatch, tmp_path):
     monkeypatch.setattr(tune_report.devices, "device", lambda name: None)
     monkeypatch.setattr(tune_report.machine, "describe", lambda name: {**HEADER, "gpu": CARD})
     monkeypatch.setattr(tune_report, "candidates", lambda case: found)
-    monkeypatch.setattr(tune_report, "build", lambda case, found, step: {i: Numbered(right, i) for i in range(2)})
+    numbered = {i: Numbered(right, i) for i in range(2)}
+    monkeypatch.setattr(tune_report, "build", lambda tried, step: dict.fromkeys(tried, numbered))
 
     class Gpu:
         def __init__(self, nvcc):
