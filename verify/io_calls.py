@@ -6,6 +6,7 @@ N(0, 1) and rounded. Layouts are part of the grid because a kernel must move the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from verify.guarded import Problem, problems
 
 # Rows and keys at which the tables give one head in figures; the emulator runs the first, formulas reach the second.
 SHOWN, FAR = 512, 4096
+LONGEST = 16384  # that a command may ask for: minutes, and a few hundred megabytes
 
 
 def grid(br: int, bc: int) -> list[Problem]:
@@ -57,8 +59,10 @@ def asked(lengths: str | None, causal: str | None) -> list[Problem] | None:
         return None
     sizes = [word.strip() for word in lengths.split(",") if word.strip()]
     masks = [word.strip() for word in (causal or "none,bottom_right").split(",") if word.strip()]
-    if not sizes or not all(word.isdigit() and int(word) for word in sizes):
+    if not sizes or not all(re.fullmatch("0*[1-9][0-9]*", word) for word in sizes):
         raise RequestError(f"--n {lengths}: not a list of whole numbers above 0", "try --n 512,1000")
+    if max(map(len, sizes)) > len(str(LONGEST)) or max(map(int, sizes)) > LONGEST:
+        raise RequestError(f"--n {lengths}: every shape is emulated, up to {LONGEST} rows", "try --n 512,1000")
     if not masks or not set(masks) <= set(CAUSAL):
         raise RequestError(f"--causal {causal}: unknown", f"known: {', '.join(CAUSAL)}")
     return squares([int(word) for word in sizes], masks)

@@ -140,3 +140,24 @@ def test_the_schedules_have_names_and_every_array_its_extent():
     assert extent(x[::-1, 1::2]) == (x.ctypes.data + 2, x.ctypes.data + 48)
     made = guarded((3, 5), np.float32)
     assert np.isnan(made).all() and made.ctypes.data % 256 == 0 and made.flags.c_contiguous
+
+
+def test_a_second_thread_is_refused_and_the_first_goes_on(emulator, arrays):
+    numbers, out = arrays
+    with emulator._alone():  # as a launch in another thread holds it
+        for misuse in (
+            lambda: emulator.launch("run_copy", numbers, out, 40, 1, 0), emulator.clear, emulator.configure,
+            lambda: emulator.register("in", numbers), lambda: Emulator(emulator.library),
+        ):  # fmt: skip
+            with pytest.raises(RuntimeError, match="another thread is using this emulator"):
+                misuse()
+    emulator.launch("run_copy", numbers, out, 40, 1, 0).check()
+
+
+def test_words_that_the_library_cannot_take_are_refused(emulator):
+    for words in ({"timing": "soon"}, {"order": "sideways"}):
+        with pytest.raises(ValueError, match="timing is one of late, early, random"):
+            emulator.configure(**words)
+    for name in ('q"', "", "a\nb", "k\\"):
+        with pytest.raises(ValueError, match="an array's name"):
+            emulator.register(name, np.zeros(1))

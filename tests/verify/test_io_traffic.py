@@ -140,3 +140,9 @@ def test_what_cannot_be_asked_is_refused(words, says):
 def test_a_package_without_the_target_is_refused(small_package):
     with pytest.raises(RequestError, match="no kernel for --arch sm80"):
         io.kernel_of(small_package)
+
+
+@pytest.mark.parametrize("lengths", ["0", "-5", "1e3", "\u00b2", "\u0663", "512,,x", "16385", "9" * 5000])
+def test_lengths_that_cannot_be_run_are_refused_before_any_work(lengths):
+    with pytest.raises(RequestError, match="try --n 512,1000"):
+        io_calls.asked(lengths, None)

@@ -20,8 +20,10 @@ import json
 import math
 import re
 import subprocess
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -37,6 +39,7 @@ GUARD_BYTES = 1 << 20  # around each array of `guarded`, so that an access beyon
 ALIGNMENT = 256  # of each allocation, as cudaMalloc has it
 HEADERS = str(Path(__file__).resolve().parent / "include")
 
+_NAME = re.compile(r"\w[\w ]*")
 _PLACE = re.compile(r"(?P<file>[^\s:]+):\d+\x01(?P<code>\d+)\x02")  # a line and its address, as report.cpp writes it
 
 
@@ -114,6 +117,8 @@ class Emulator:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
+        # Of the library, like the state that it guards.
+        self._lock: threading.Lock = library.__dict__.setdefault("_tileproof_lock", threading.Lock())
         self._configuration = (0, 0, 1, 0, 0)
         self._arrays: list[npt.NDArray[Any]] = []
         library.emu_configure.argtypes = [ctypes.c_int] * 4 + [ctypes.c_uint64]
@@ -148,10 +153,13 @@ class Emulator:
             collect: go on after a finding; otherwise the launch ends with the first.
         """
         chosen = schedule or Schedule(timing, order, seed)
+        if chosen.timing not in TIMINGS or chosen.order not in ORDERS:
+            raise ValueError(f"{chosen}: timing is one of {', '.join(TIMINGS)}, order one of {', '.join(ORDERS)}")
         self._configuration = (
             TIMINGS.index(chosen.timing), ORDERS.index(chosen.order), int(check), int(collect), chosen.seed,
         )  # fmt: skip
-        self.library.emu_configure(*self._configuration)
+        with self._alone():
+            self.library.emu_configure(*self._configuration)
 
     def option(self, name: str, value: float) -> None:
         """Set an option of the library, for all launches from here on: "mma" (index of ACCUMULATIONS), "ex2_error"."""
@@ -164,13 +172,16 @@ class Emulator:
         once: each element must be written exactly once. The array may have gaps between rows: those must not be
         written.
         """
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r}: an array's name is of letters, digits, blanks and _")
         if not array.size:
             return
         low, high = extent(array)
-        self._arrays.append(array)
-        self.library.emu_register(low, high - low, int(writable or once), int(once), name.encode())
-        if once and not array.flags.c_contiguous:
-            self._expect_written(array)
+        with self._alone():
+            self._arrays.append(array)
+            self.library.emu_register(low, high - low, int(writable or once), int(once), name.encode())
+            if once and not array.flags.c_contiguous:
+                self._expect_written(array)
 
     def _expect_written(self, array: npt.NDArray[Any]) -> None:
         if array.ndim and array.strides[-1] == array.itemsize:
@@ -182,8 +193,9 @@ class Emulator:
 
     def clear(self) -> None:
         """Forget all registered arrays."""
-        self.library.emu_unregister_all()
-        self._arrays.clear()
+        with self._alone():
+            self.library.emu_unregister_all()
+            self._arrays.clear()
 
     def launch(self, function: str, *args: Any) -> Run:
         """Call an extern "C" host function that launches kernels.
@@ -192,12 +204,23 @@ class Emulator:
         """
         host = getattr(self.library, function)
         host.restype = ctypes.c_int
-        self.library.emu_configure(*self._configuration)  # forgets the findings and counts of the call before
-        start = time.perf_counter()
-        code = host(*(ctypes.c_void_p(a.ctypes.data) if isinstance(a, np.ndarray) else a for a in args))
-        seconds = time.perf_counter() - start
-        self.library.emu_check_outputs()
-        return Run(self._findings(), json.loads(self._text("emu_counters")), seconds, int(code))
+        with self._alone():
+            self.library.emu_configure(*self._configuration)  # forgets the findings and counts of the call before
+            start = time.perf_counter()
+            code = host(*(ctypes.c_void_p(a.ctypes.data) if isinstance(a, np.ndarray) else a for a in args))
+            seconds = time.perf_counter() - start
+            self.library.emu_check_outputs()
+            return Run(self._findings(), json.loads(self._text("emu_counters")), seconds, int(code))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Raises: RuntimeError while another thread is in the library, whose state has no room for two."""
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError("another thread is using this emulator: load a library, or start a process, for each")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _findings(self) -> tuple[Finding, ...]:
         if not self.library.emu_findings(None, 0):
