@@ -20,6 +20,8 @@ REGISTERS = {
     (2, 2): (24, 104),
     (1, 3): (24, 136),
 }
+PER_SM = 65536
+ONE_PRODUCT = 26  # beside its accumulators, one wgmma needs so many of the registers that the block is launched with
 FIXED = 32  # m, l, addresses, masks and what ptxas loads early
 SPARE = 8  # tiles nearer to the limit than this hold only sometimes
 
@@ -35,6 +37,11 @@ COMPILED = {
 }
 
 
+def launched(consumers: int, blocks_per_sm: int) -> int:
+    """Registers per thread before setmaxnreg."""
+    return min(255, PER_SM // (128 * (1 + consumers) * blocks_per_sm) // 8 * 8)
+
+
 def needed(bc: int, dv_padded: int, p_in_shared: bool) -> int:
     """Registers per consumer thread."""
     return (2 * bc if p_in_shared else 3 * bc) // 4 + dv_padded // 2 + FIXED
@@ -45,4 +52,6 @@ def holds(consumers: int, blocks_per_sm: int, bc: int, dv_padded: int, p_in_shar
     if (consumers, blocks_per_sm, bc, dv_padded, p_in_shared) in COMPILED:
         return True
     given = REGISTERS.get((consumers, blocks_per_sm))
-    return given is not None and needed(bc, dv_padded, p_in_shared) + SPARE <= given[1]
+    if given is None or max(bc, dv_padded) // 2 + ONE_PRODUCT > launched(consumers, blocks_per_sm):
+        return False
+    return needed(bc, dv_padded, p_in_shared) + SPARE <= given[1]
