@@ -187,7 +187,7 @@ def certify(
 @_judged_on
 @_seed
 @click.option("--examples", type=click.IntRange(1), default=500, show_default=True, help="Examples in all.")
-@click.option("--packages", "count", type=click.IntRange(0), default=0, help="Build this many packages and fuzz each.")
+@click.option("--packages", "count", type=click.IntRange(0, 1000), default=0, help="Build this many packages and fuzz each.")
 @click.option("--mutants", is_flag=True, help="Also break the fuzzed code on purpose, and see each break found.")
 @click.option(
     "--spec", "spec_examples", type=click.IntRange(0), default=0, help="Examples for the reference, all masks."
@@ -248,6 +248,7 @@ def fuzz(
 @click.option("--rounds", type=click.IntRange(1), default=None, help="[default: 7]")
 @click.option("--seed", type=int, default=None, help="GPU: of the order within the rounds.  [default: 0]")
 @click.option("--seconds", type=float, default=None, help="GPU: begin no further shape after so long.")
+@click.option("--overhead", is_flag=True, default=None, help="GPU: also what a call costs the host.")
 @_out
 @_json
 def bench(packages_: tuple[str, ...], device: str, out: Path | None, as_json: bool, **options: Any) -> None:
@@ -257,7 +258,7 @@ def bench(packages_: tuple[str, ...], device: str, out: Path | None, as_json: bo
     On a GPU --out FILE.json also draws FILE.png where matplotlib is installed; $TILEPROOF_PEERS names folders with
     peers that are not installed.
     """
-    from verify import bench_grid, bench_options, bench_plot, bench_report
+    from verify import bench_grid, bench_options, bench_plot, bench_report, bench_table
     from verify.progress import bar
 
     with bar(f"bench on {device}", None) as step:
@@ -267,7 +268,7 @@ def bench(packages_: tuple[str, ...], device: str, out: Path | None, as_json: bo
         else:
             grid = bench_options.grid(packages_, options)
             figures = bench_grid.run(grid, out=out, step=step, say=lambda text: click.echo(text, err=True))
-            made = bench_grid.table(figures)
+            made = bench_table.table(figures)
     if device == "cuda" and out is not None:
         click.echo(bench_plot.beside(figures, out), err=True)
     _finish(figures, as_json, out, lambda c: c.print(made), figures.get("holds", True))
@@ -279,6 +280,7 @@ def bench(packages_: tuple[str, ...], device: str, out: Path | None, as_json: bo
 @click.option("--sram", default="227KB", show_default=True, help="Plans that need more are not tried.")
 @click.option("--mask", "masks", default="full,causal", show_default=True, help="Mask forms.")
 @click.option("--class", "classes", default="short,long", show_default=True, help="Length classes.")
+@click.option("--tiles", default=None, help="Only plans with these tiles, BRxBC,BRxBC.  [default: all candidates]")
 @click.option("--dtype", type=click.Choice(["bf16", "fp16"]), default="bf16", show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="Of the candidates that stay.")
 @_seed
@@ -286,7 +288,7 @@ def bench(packages_: tuple[str, ...], device: str, out: Path | None, as_json: bo
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="Default: codegen/tuning/CARD.json.")
 @_json
 def tune(
-    arch: str, widths: str, sram: str, masks: str, classes: str, dtype: str, rounds: int, seed: int,
+    arch: str, widths: str, sram: str, masks: str, classes: str, tiles: str | None, dtype: str, rounds: int, seed: int,
     seconds: float | None, out: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure the legal plans of a target on this GPU, alternating, and write what `codegen --tiling tuned` reads."""
@@ -297,6 +299,7 @@ def tune(
     wanted = measuring.cases(
         arch=arch, sram=sram, widths=bench_options.widths(widths), masks=bench_options.words(masks, "--mask"),
         classes=bench_options.words(classes, "--class"), dtype=dtype,
+        tiles=() if tiles is None else bench_options.tiles(tiles),
     )  # fmt: skip
     with bar(f"tune {arch}", measuring.steps(wanted, rounds)) as step:
         figures = tune_report.run(

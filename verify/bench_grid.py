@@ -1,4 +1,4 @@
-"""`verify bench --device cuda`: which packages, peers and shapes are timed together, and the figures as file and table.
+"""`verify bench --device cuda`: which packages, peers and shapes are timed together, and the result file.
 
 The default grid keeps 16384 tokens and 2048 columns in all heads: batch = tokens / N, heads = columns / d.
 Lists of dtypes, layouts and heads per K/V head make *forms* of one shape: they are timed in the same rounds, and the
@@ -17,14 +17,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rich import box
-from rich.table import Table
-
 from codegen import planners
 from codegen.errors import CheckFailed, RequestError
-from verify import bench_cuda, devices, machine, packages, peers
-from verify.bench import Cell, geometric_mean
-from verify.bench_cuda import BEST, GpuTiming
+from verify import bench_cuda, bench_table, devices, machine, overhead, packages, peers
+from verify.bench import Cell
+from verify.bench_cuda import GpuTiming
 from verify.progress import Step, silent
 
 TOKENS, COLUMNS = 16384, 2048
@@ -59,6 +56,7 @@ class Grid:
     rounds: int = ROUNDS
     seed: int = 0
     seconds: float | None = None  # no further shape is begun after so long
+    overhead: bool = False  # also what a call costs the host
 
     def __post_init__(self) -> None:
         for option, given, known in (
@@ -166,14 +164,16 @@ def run(
     if gpu.no_clock:
         say(f"no tensor use: {gpu.no_clock}")
     until = None if grid.seconds is None else time.monotonic() + grid.seconds
+    host = host_overhead(grid, modules, say) if grid.overhead else {}
     timings: list[GpuTiming] = []
     failures: list[str] = []
     left_out: list[str] = []
 
     def stated() -> dict[str, Any]:
         return figures(
-            grid, timings, modules, absent=absent, header=header, built=built, left_out=left_out, failures=failures
-        )
+            grid, timings, modules, absent=absent, header=header, built=built, host=host, left_out=left_out,
+            failures=failures,
+        )  # fmt: skip
 
     for shape in grid.shapes(list(modules)):
         if until is not None and time.monotonic() > until:
@@ -195,6 +195,24 @@ def run(
     return stated()
 
 
+def host_overhead(grid: Grid, modules: Modules, say: Callable[[str], None]) -> dict[str, dict[str, float]]:
+    """What a call costs the host (overhead.py), per package; {} where the empty package does not build."""
+    found: dict[str, dict[str, float]] = {}
+    for (d, dv), named in modules.items():
+        dtype = grid.dtypes[0]
+        try:
+            empty = packages.load(overhead.empty_package(d=d, dv=dv, dtype=dtype))
+            seen = overhead.measure(named, empty, d=d, dv=dv, dtype=dtype)
+        except RuntimeError as error:  # each package has a BuildError of its own
+            say(f"no host overhead at d={d}: {peers.refusal(error)}")
+            continue
+        for label, figures in seen.items():
+            found[f"{label}, d={d} dv={dv}"] = figures
+            say(f"{label}, d={d}: a call takes the host {figures['call_us']:.1f} us, an empty one "
+                f"{figures['empty_us']:.1f} us, {figures['above_us']:.1f} us above")  # fmt: skip
+    return found
+
+
 def line(t: GpuTiming) -> str:
     """One finished cell in a line, for a log."""
     against = ", ".join(f"{peer} {statistics.median(t.ratio(peer)):.3f}" for peer in t.peers)
@@ -209,6 +227,7 @@ def figures(
     absent: Mapping[str, str],
     header: Mapping[str, Any],
     built: Mapping[str, float],
+    host: Mapping[str, Any] | None = None,
     left_out: Sequence[str] = (),
     failures: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -231,10 +250,11 @@ def figures(
             for label, attn in by.items()
         },
         "build_seconds": dict(built),
+        "host_overhead": dict(host or {}),
         "peers": {name: peers.PEERS[name].title for name in dict.fromkeys(p for t in timings for p in t.peers)},
         "absent": dict(absent),
         "matmul_gflops": None if not rates else {"median": matmul, "min": min(rates), "max": max(rates)},
-        "summary": summary(timings),
+        "summary": bench_table.summary(timings),
         "holds": not failures,
         "failures": list(failures),
         "left_out": list(left_out),
@@ -245,98 +265,3 @@ def figures(
 def _digest(attn: ModuleType) -> str:
     assert attn.__file__ is not None
     return str(packages.plan(Path(attn.__file__).parent)["digest"])
-
-
-def summary(timings: Sequence[GpuTiming]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Package -> form -> peer ("best", "plain" too) -> geometric mean of the cells' median ratios, and the worst."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for t in timings:
-        per_form = found.setdefault(t.package, {}).setdefault(form(t.cell), {})
-        rounds = {peer: t.ratio(peer) for peer in t.peers}
-        if t.best is not None:
-            rounds[BEST] = t.ratio(t.best)
-        if t.plain is not None:
-            rounds["plain"] = [a / b for a, b in zip(t.plain, t.ours, strict=True)]
-        for peer, ratios in rounds.items():
-            per_form.setdefault(peer, []).append((statistics.median(ratios), str(t.cell)))
-    return {
-        package: {
-            name: {
-                peer: {
-                    "geometric_mean": geometric_mean(ratio for ratio, _ in cells),
-                    "worst": min(cells)[0],
-                    "worst_cell": min(cells)[1],
-                    "cells": len(cells),
-                }
-                for peer, cells in by_peer.items()
-            }
-            for name, by_peer in forms.items()
-        }
-        for package, forms in found.items()
-    }
-
-
-def form(cell: Cell) -> str:
-    """What makes a cell other than the plain one of its shape."""
-    return f"{cell.dtype} {cell.layout} gqa={cell.gqa}"
-
-
-def rows(stated: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the table: TFLOP/s, how much of the card that is, and the ratio to each peer."""
-    names = list(stated["peers"])
-    figures = ["TFLOP/s", "% of product", "tensor %", "GHz", *(f"vs {name}" for name in names), "best peer"]
-    body = []
-    for row in stated["cells"]:
-        use, clock, part = row["tensor_use"], row["clock_ghz"], row["percent_of_matmul"]
-        body.append([
-            widths(row), str(row["n"]), "causal" if row["causal"] else "full",
-            f"{row['dtype']} {row['layout']} {row['gqa']}", row["package"], f"{row['ours_gflops'] / 1e3:.0f}",
-            "-" if part is None else f"{part:.0f}", "-" if use is None else f"{100 * use:.1f}",
-            "-" if clock is None else f"{clock:.2f}", *(ratio(row.get(f"vs_{name}")) for name in names),
-            f"{row['best_peer']} {ratio(row[f'vs_{BEST}'])}" if row.get("best_peer") else "-",
-        ])  # fmt: skip
-    return ["d", "N", "mask", "form", "package", *figures], body
-
-
-def table(stated: dict[str, Any]) -> Table:
-    """One row per cell and package."""
-    rate = stated["matmul_gflops"]
-    ceiling = f"; {bench_cuda.MATMUL}^3 product {rate['median'] / 1e3:.0f} TFLOP/s" if rate else ""
-    made = Table(
-        title=f"speed on {stated['machine']['gpu']['model']}, {stated['shapes']}, {stated['rounds']} rounds{ceiling}",
-        caption="\n".join([*summary_lines(stated), *(f"no {name}: {why}" for name, why in stated["absent"].items())]),
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1),
-    )
-    head, body = rows(stated)
-    for name in head:
-        made.add_column(name, justify="right")
-    for row in body:
-        made.add_row(*row)
-    return made
-
-
-def widths(row: dict[str, Any]) -> str:
-    """d, or d/dv where they differ."""
-    return str(row["d"]) if row["dv"] in (None, row["d"]) else f"{row['d']}/{row['dv']}"
-
-
-def ratio(spread: dict[str, float] | None) -> str:
-    """Median and half the distance of the quartiles."""
-    return "-" if spread is None else f"{spread['median']:.2f}±{(spread['high'] - spread['low']) / 2:.2f}"
-
-
-def summary_lines(stated: dict[str, Any]) -> list[str]:
-    """The geometric means, one line per package and form."""
-    return [
-        f"{package}, {name}: "
-        + "; ".join(
-            f"/ {peer} {s['geometric_mean']:.3f} (worst {s['worst']:.3f}: {s['worst_cell']})"
-            for peer, s in by_peer.items()
-        )
-        for package, forms in stated["summary"].items()
-        for name, by_peer in forms.items()
-    ]

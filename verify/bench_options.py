@@ -14,7 +14,9 @@ from verify.bench_grid import Grid, Width
 from verify.bench_report import GRID, Tile
 
 CPU_ONLY = ("batch", "heads", "threads")
-GPU_ONLY = ("masks", "layouts", "groups", "peers", "tokens", "columns", "seed", "seconds", "archs", "tiling")
+GPU_ONLY = (
+    "masks", "layouts", "groups", "peers", "tokens", "columns", "seed", "seconds", "archs", "tiling", "overhead",
+)  # fmt: skip
 FLAGS = {
     "masks": "--mask", "layouts": "--layout", "groups": "--gqa", "archs": "--arch", "columns": "--hidden",
     "widths": "--d", "lengths": "--n", "dtypes": "--dtype",

@@ -332,13 +332,13 @@ def _mutate(item: Figures) -> str:
 
 
 def _speed(item: Figures) -> str:
-    from verify import bench_grid
+    from verify import bench_table
 
     rate = item["matmul_gflops"]
     ceiling = f" The matrix product reaches {rate['median'] / 1e3:.0f} TFLOP/s." if rate else ""
-    means = "; ".join(bench_grid.summary_lines(item))
+    means = "; ".join(bench_table.summary_lines(item))
     note = f"{item['shapes']}, median of {item['rounds']} rounds.{ceiling} Geometric means: {means}."
-    return f"{_table(*bench_grid.rows(item))}\n\n{note} {_source(item)}"
+    return f"{_table(*bench_table.rows(item))}\n\n{note} {_source(item)}"
 
 
 def _plain(item: Figures) -> str:

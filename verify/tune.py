@@ -50,6 +50,7 @@ class Case:
     causal: str
     length_class: str
     problem: Problem
+    tiles: tuple[tuple[int, int], ...] = ()  # only candidates with these (Br, Bc); (): all
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -72,7 +73,14 @@ class Case:
 
 
 def cases(
-    *, arch: str, sram: str, widths: Sequence[tuple[int, int]], masks: Sequence[str], classes: Sequence[str], dtype: str
+    *,
+    arch: str,
+    sram: str,
+    widths: Sequence[tuple[int, int]],
+    masks: Sequence[str],
+    classes: Sequence[str],
+    dtype: str,
+    tiles: Sequence[tuple[int, int]] = (),
 ) -> list[Case]:
     """Every combination. `widths` are pairs (d, dv).
 
@@ -89,7 +97,7 @@ def cases(
                 raise RequestError(f"{option} {word}: unknown", f"known: {', '.join(known)}")
     return [
         Case(
-            arch=arch, causal=causal, length_class=name,
+            arch=arch, causal=causal, length_class=name, tiles=tuple(tiles),
             problem=packages.request(sram=sram, d=d, dv=dv, dtypes=(dtype,), archs=(arch,)),
         )
         for d, dv in widths
@@ -115,9 +123,12 @@ def candidates(case: Case) -> list[Decision]:
     planner: Any = planners.planner(case.arch)
     found: dict[str, Decision] = {}
     for decision in planner.candidates(case.problem, case.arch, causal=case.causal, length_class=case.length_class):
-        found.setdefault(json.dumps(fields_of(decision), sort_keys=True), decision)
+        fields = fields_of(decision)
+        if not case.tiles or (fields["br"], fields["bc"]) in case.tiles:
+            found.setdefault(json.dumps(fields, sort_keys=True), decision)
     if not found:
-        raise RequestError(f"{case}: no plan is legal within {case.problem.sram_bytes} bytes")
+        named = f"of {', '.join(f'{br}x{bc}' for br, bc in case.tiles)} " if case.tiles else ""
+        raise RequestError(f"{case}: no plan {named}is legal within {case.problem.sram_bytes} bytes")
     return list(found.values())
 
 

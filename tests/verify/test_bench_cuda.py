@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import random
+import re
 import sys
 import time
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from codegen.errors import CheckFailed
-from verify import bench, bench_cuda, bench_grid, bench_plot, peers, report, sm_clock
+from verify import bench, bench_cuda, bench_grid, bench_plot, bench_table, overhead, packages, peers, report, sm_clock
 from verify.bench_check import Expected, rows_of
 from verify.bench_cuda import Sample
 from verify.bench_grid import Grid
@@ -134,7 +135,7 @@ def test_forms_of_a_shape_share_rounds_and_compare_with_the_first(right):
     first, second = group(right, {"good": peer("good", sdpa)}, [plain, other])
     assert first.plain is None and second.plain == first.ours
     assert second.describe()["vs_plain"]["median"] == 1.0
-    assert bench_grid.summary([first, second])["ours"]["bf16 bnhd gqa=1"]["plain"]["cells"] == 1
+    assert bench_table.summary([first, second])["ours"]["bf16 bnhd gqa=1"]["plain"]["cells"] == 1
 
 
 class StandIn:
@@ -227,7 +228,14 @@ def test_a_whole_run_keeps_what_it_has_and_names_what_failed(stand_in_gpu, right
     monkeypatch.setattr(bench_cuda, "MEASURE_S", 0.0)
     monkeypatch.setitem(peers.PEERS, "fa2", peer("fa2", sdpa))
     monkeypatch.delenv(peers.FOLDERS_VARIABLE, raising=False)
-    asked = Grid(lengths=(16, 32), masks=("causal",), tokens=32, columns=64, peers=("fa2", "fa3"), rounds=2)
+    asked = Grid(
+        lengths=(16, 32), masks=("causal",), tokens=32, columns=64, peers=("fa2", "fa3"), rounds=2, overhead=True
+    )
+
+    def fails(**_):
+        raise RuntimeError("no compiler\nfound")
+
+    monkeypatch.setattr(overhead, "empty_package", fails)
     file, said = tmp_path / "speed.json", []
     figures = bench_grid.run(asked, out=file, say=said.append)
     assert [(c["d"], c["n"]) for c in figures["cells"]] == [(32, 16), (32, 32)] and not figures["holds"]
@@ -236,6 +244,7 @@ def test_a_whole_run_keeps_what_it_has_and_names_what_failed(stand_in_gpu, right
     assert kept["cells"] == figures["cells"] and list(kept["absent"]) == ["fa3"]
     assert all(c["vs_fa2"]["median"] > 0 and c["tensor_use"] > 0 for c in kept["cells"])
     assert any(line.startswith("no fa3: ") for line in said)
+    assert "no host overhead at d=32: RuntimeError: no compiler" in said
     late = bench_grid.run(dataclasses.replace(asked, seconds=-1.0))
     assert late["cells"] == [] and len(late["left_out"]) == 4
 
@@ -315,6 +324,50 @@ def test_the_adapter_of_torch_runs_one_backend(backend, gqa):
     assert Expected(q, k, v, causal=True, dtype="bf16").difference(call.result(call.run())) is None
 
 
+# ---- Host overhead
+
+
+def test_overhead_is_the_median_difference_to_the_empty_package_in_the_same_rounds(right):
+    seconds = {"ours": iter([30e-6, 33e-6, 50e-6]), "empty": iter([20e-6, 22e-6, 20e-6])}
+    calls = []
+
+    def package(name):
+        def attention(q, k, v):
+            calls.append(name)
+            return right.attention(q, k, v)
+
+        return SimpleNamespace(attention=attention)
+
+    def sample(call):
+        call()
+        return Sample(next(seconds[calls[-1]]))
+
+    found = overhead.measure(
+        {"ours": package("ours")}, package("empty"), d=32, dtype="bf16", rounds=3, device="cpu", sample=sample
+    )
+    assert found["ours"] == {k: pytest.approx(v) for k, v in {"call_us": 33, "empty_us": 20, "above_us": 11}.items()}
+    assert len(calls) == 2 + 6  # each was called once before the rounds
+
+
+def test_the_empty_package_has_the_entry_that_its_binding_calls_and_its_own_digest():
+    folder = overhead.empty_package(d=32, dtype="bf16")
+    binding = (folder / "csrc" / "binding_cuda.cpp").read_text()
+    (entry,) = re.findall(r"^(int attention_forward_sm80\(.*\));", binding, re.MULTILINE)
+    kernel = (folder / overhead.KERNEL).read_text()
+    (own,) = re.findall(r'^extern "C" (int attention_forward_sm80\(.*\)) {', kernel, re.MULTILINE)
+
+    def types(signature):
+        return [" ".join(part.split()[: 2 if "const" in part else 1]) for part in signature.split("(")[1].split(",")]
+
+    assert types(own) == types(entry)
+    usual = packages.emit(d=32, sram="96KB", dtypes=("bf16",), archs=("sm80",))
+    assert packages.plan(folder)["digest"] != packages.plan(usual)["digest"]
+    assert (
+        packages.part(packages.load(folder), "recipe").NAMESPACE
+        != packages.part(packages.load(usual), "recipe").NAMESPACE
+    )
+
+
 # ---- Grid, table, plot
 
 
@@ -362,7 +415,7 @@ def test_the_table_and_the_plot_show_every_cell(stated):
     from rich.console import Console
 
     console = Console(width=240, record=True, file=io.StringIO())
-    console.print(bench_grid.table(stated))
+    console.print(bench_table.table(stated))
     text = console.export_text()
     assert text.count("causal") >= 2 and "no fa3: not here" in text and "best peer" in text
     assert "cudnn 1.50±0.38" in text and "fa2 1.00±0.05" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
@@ -41,6 +42,11 @@ def test_candidates_are_legal_plans_of_the_planner_each_once(case):
         assert Sm80Plan(d=32, dv=32, **tune.fields_of(decision)) == plan  # what the table keeps makes the plan again
         assert plan.fast_memory_bytes <= 99 * 1024
     assert tune_report.describe(tune.fields_of(found[0])).startswith("64x32")
+
+
+def test_tiles_may_be_named(case):
+    named = tune.candidates(dataclasses.replace(case, tiles=((64, 32), (128, 64))))
+    assert [(x.variants[0].plan.br, x.variants[0].plan.bc) for x in named] == [(64, 32), (128, 64)]
 
 
 def times(speeds, *, wobble=0.3):
@@ -231,6 +237,7 @@ def test_the_run_writes_after_every_case(case, right, monkeypatch, tmp_path):
         (["--arch", "cpu"], "names no candidates"),
         (["--arch", "sm80", "--mask", "some"], "known: full, causal"),
         (["--arch", "sm80", "--class", "middle"], "known: short, long"),
+        (["--arch", "sm80", "--d", "64", "--tiles", "48x16"], "no plan of 48x16 is legal"),
         (["--arch", "sm80", "--d", "64", "--sram", "1KB"], "no plan is legal within 1024 bytes"),
     ],
 )

@@ -1,0 +1,121 @@
+"""The figures of a GPU benchmark for people: geometric means, and a table with one row per cell and package."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from verify.bench import Cell, geometric_mean
+from verify.bench_cuda import BEST, MATMUL, GpuTiming
+
+
+def summary(timings: Sequence[GpuTiming]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Package -> form -> peer ("best", "plain" too) -> geometric mean of the cells' median ratios, and the worst."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for t in timings:
+        per_form = found.setdefault(t.package, {}).setdefault(form(t.cell), {})
+        rounds = {peer: t.ratio(peer) for peer in t.peers}
+        if t.best is not None:
+            rounds[BEST] = t.ratio(t.best)
+        if t.plain is not None:
+            rounds["plain"] = [a / b for a, b in zip(t.plain, t.ours, strict=True)]
+        for peer, ratios in rounds.items():
+            per_form.setdefault(peer, []).append((statistics.median(ratios), str(t.cell)))
+    return {
+        package: {
+            name: {
+                peer: {
+                    "geometric_mean": geometric_mean(ratio for ratio, _ in cells),
+                    "worst": min(cells)[0],
+                    "worst_cell": min(cells)[1],
+                    "cells": len(cells),
+                }
+                for peer, cells in by_peer.items()
+            }
+            for name, by_peer in forms.items()
+        }
+        for package, forms in found.items()
+    }
+
+
+def form(cell: Cell) -> str:
+    """What makes a cell other than the plain one of its shape."""
+    return f"{cell.dtype} {cell.layout} gqa={cell.gqa}"
+
+
+def rows(stated: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of the table: TFLOP/s, how much of the card that is, and the ratio to each peer."""
+    names = list(stated["peers"])
+    figures = ["TFLOP/s", "% of product", "tensor %", "GHz", *(f"vs {name}" for name in names), "best peer"]
+    body = []
+    for row in stated["cells"]:
+        use, clock, part = row["tensor_use"], row["clock_ghz"], row["percent_of_matmul"]
+        body.append([
+            widths(row), str(row["n"]), "causal" if row["causal"] else "full",
+            f"{row['dtype']} {row['layout']} {row['gqa']}", row["package"], f"{row['ours_gflops'] / 1e3:.0f}",
+            "-" if part is None else f"{part:.0f}", "-" if use is None else f"{100 * use:.1f}",
+            "-" if clock is None else f"{clock:.2f}", *(ratio(row.get(f"vs_{name}")) for name in names),
+            f"{row['best_peer']} {ratio(row[f'vs_{BEST}'])}" if row.get("best_peer") else "-",
+        ])  # fmt: skip
+    return ["d", "N", "mask", "form", "package", *figures], body
+
+
+def table(stated: dict[str, Any]) -> Table:
+    """One row per cell and package."""
+    rate = stated["matmul_gflops"]
+    ceiling = f"; {MATMUL}^3 product {rate['median'] / 1e3:.0f} TFLOP/s" if rate else ""
+    made = Table(
+        title=f"speed on {stated['machine']['gpu']['model']}, {stated['shapes']}, {stated['rounds']} rounds{ceiling}",
+        caption="\n".join([*summary_lines(stated), *remarks(stated)]),
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1),
+    )
+    head, body = rows(stated)
+    for name in head:
+        made.add_column(name, justify="right")
+    for row in body:
+        made.add_row(*row)
+    return made
+
+
+def widths(row: dict[str, Any]) -> str:
+    """d, or d/dv where they differ."""
+    return str(row["d"]) if row["dv"] in (None, row["d"]) else f"{row['d']}/{row['dv']}"
+
+
+def ratio(spread: dict[str, float] | None) -> str:
+    """Median and half the distance of the quartiles."""
+    return "-" if spread is None else f"{spread['median']:.2f}±{(spread['high'] - spread['low']) / 2:.2f}"
+
+
+def remarks(stated: dict[str, Any]) -> list[str]:
+    """What else a reader of the table must know, a line each."""
+    host = [
+        f"host: {label}: a call {x['call_us']:.1f} us, an empty one {x['empty_us']:.1f} us, above it {x['above_us']:.1f} us"
+        for label, x in stated["host_overhead"].items()
+    ]
+    built = [f"built: {label}: {seconds:.0f} s" for label, seconds in stated["build_seconds"].items() if seconds >= 1]
+    absent = [f"no {name}: {why}" for name, why in stated["absent"].items()]
+    failed = [f"FAILED: {text}" for text in stated["failures"]]
+    left_out = [f"out of time: {', '.join(stated['left_out'])}"] if stated["left_out"] else []
+    return [*host, *built, *absent, *failed, *left_out]
+
+
+def summary_lines(stated: dict[str, Any]) -> list[str]:
+    """The geometric means, one line per package and form."""
+    return [
+        f"{package}, {name}: "
+        + "; ".join(
+            f"/ {peer} {s['geometric_mean']:.3f} (worst {s['worst']:.3f}: {s['worst_cell']})"
+            for peer, s in by_peer.items()
+        )
+        for package, forms in stated["summary"].items()
+        for name, by_peer in forms.items()
+    ]
