@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+from click.testing import CliRunner
+
 from verify import report
 from verify.emulator import speed
 
@@ -31,3 +34,9 @@ def test_the_table_shows_each_bar_and_a_missed_one_is_not_hidden(monkeypatch):
     text = report.markdown("emulator cpu", [{"file": "emulator_cpu.json", **figures}])
     assert "| `attn_d64` | bf16 | 64 x 256 | 512 | on | 0.300 | 0.2 | 1.00 | 1,000 |" in text
     assert "| off | 0.100 | - |" in text and "best of 1" in text and "emulator_cpu.json" in text
+
+
+def test_an_out_that_is_a_folder_is_refused_before_anything_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(speed, "run", lambda: pytest.fail("measured"))
+    done = CliRunner().invoke(speed.main, ["--out", str(tmp_path)])
+    assert done.exit_code == 2 and "is a folder" in done.output

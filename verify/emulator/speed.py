@@ -7,11 +7,13 @@ The seconds are those of the launch alone: the library is compiled and loaded be
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
+from codegen.errors import TileproofError
 from verify import machine, packages, suite
 from verify.emulator import build
 from verify.emulator.device import Call
@@ -72,9 +74,15 @@ def run() -> dict[str, Any]:
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="Write the figures to this file.")
 def main(out: Path | None) -> None:
     """Measure the emulator's speed."""
-    figures = run()
-    if out is not None:
-        packages.write_json(out, figures)
+    try:
+        if out is not None:
+            packages.check_writable(out)
+        figures = run()
+        if out is not None:
+            packages.write_json(out, figures)
+    except TileproofError as error:
+        click.echo(f"speed: error: {error}", err=True)
+        sys.exit(error.exit_code)
     click.echo(markdown("emulator", [{"file": str(out or "-"), **figures}]))
 
 
