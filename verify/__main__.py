@@ -187,7 +187,9 @@ def certify(
 @_judged_on
 @_seed
 @click.option("--examples", type=click.IntRange(1), default=500, show_default=True, help="Examples in all.")
-@click.option("--packages", "count", type=click.IntRange(0, 1000), default=0, help="Build this many packages and fuzz each.")
+@click.option(
+    "--packages", "count", type=click.IntRange(0, 1000), default=0, help="Build this many packages and fuzz each."
+)
 @click.option("--mutants", is_flag=True, help="Also break the fuzzed code on purpose, and see each break found.")
 @click.option(
     "--spec", "spec_examples", type=click.IntRange(0), default=0, help="Examples for the reference, all masks."
