@@ -98,7 +98,7 @@ def ratio(spread: dict[str, float] | None) -> str:
 def remarks(stated: dict[str, Any]) -> list[str]:
     """What else a reader of the table must know, a line each."""
     host = [
-        f"host: {label}: a call {x['call_us']:.1f} us, an empty one {x['empty_us']:.1f} us, above it {x['above_us']:.1f} us"
+        f"host: {label}: a call {x['call_us']:.1f} us, an empty one {x['empty_us']:.1f}, above it {x['above_us']:.1f}"
         for label, x in stated["host_overhead"].items()
     ]
     built = [f"built: {label}: {seconds:.0f} s" for label, seconds in stated["build_seconds"].items() if seconds >= 1]
