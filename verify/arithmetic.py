@@ -64,6 +64,7 @@ class ArithmeticModel:
         0.0  # or until the weights of a tile of bc keys sum to more than most_weight bc; 0: no such rule
     )
     lag_per_row: bool = True  # a row moves its reference only when its own maximum asks for it
+    last_tile_first: bool = False  # key tiles come in descending order
     rescales_exactly: bool = False  # alpha is a power of two
     # --- P and output
     p_format: str | None = None  # None: P stays in the working format
@@ -218,6 +219,24 @@ _AMX: dict[str, Any] = {
     "log_tiny": 2.0**-22,
     "log_error": 2.0**-40,
 }
+# Tensor-core kernels: fma(s, c, -fl(m c)); four lanes share the keys of a row; logf within 1 ulp.
+_TENSOR: dict[str, Any] = {
+    "product": "block",
+    "operation_tiny": 2.0**-126,
+    "l_restarts": True,
+    "l_lanes": 4,
+    "gap_roundings": 2,
+    "m_roundings": 1,
+    "top_roundings": 1,
+    "p_format": "dtype",
+    "lse_m_unit": 2.0**-24,
+    "log_tiny": 2.0**-22,
+    "log_error": 2.0**-22,
+}
+# A kernel with "lazy_rescale" in its plan moves a row's reference when (m_new - m) c exceeds 8; it computes that with
+# three roundings.
+LAZY_LOG2 = 8.0
+LAZY_LAG_LOG2 = LAZY_LOG2 * (1 + 2.0**-22)
 _ALL_32 = ("float32", "bf16", "fp16")
 # AMX kernels, polynomials on [0, 1): their own error 2.902e-6 (9.38e-8) and at most 1.7 u of rounding.
 # tests/cpu/test_amx_exp2.py tries every float32.
@@ -268,24 +287,22 @@ MODELS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "p_tiny": 2.0**-125,
         },
     ),
-    # mma.sync (codegen/templates/sm80): fma(s, c, -fl(m c)); four lanes share the keys of a row; logf within 1 ulp.
-    # Ampere has block 8 and 24 bits, Hopper block 16 and 25 bits: block * 2**-bits is equal, and 8 takes more steps.
-    "mma_sm80": (
+    # mma.sync (codegen/templates/sm80). Ampere has block 8 and 24 bits, Hopper block 16 and 25 bits: block * 2**-bits
+    # is equal, and 8 takes more steps.
+    "mma_sm80": (("bf16", "fp16"), {**_TENSOR, "block": 8, "fraction_bits": 24}),
+    # wgmma (codegen/templates/sm90a), which only compute capability 9.0 has: it sums as the mma.sync there does. The
+    # row maximum is taken over bit patterns as integers: it is exact. Key tiles come in descending order. 1 / l is
+    # rcp.approx, within 1 ulp: as much as 2 roundings. ln l is a product with lg2.approx, which is within 2^-22,
+    # absolute on (1/2, 2) and relative elsewhere.
+    "wgmma_sm90a": (
         ("bf16", "fp16"),
         {
-            "product": "block",
-            "block": 8,
-            "fraction_bits": 24,
-            "operation_tiny": 2.0**-126,
-            "l_restarts": True,
-            "l_lanes": 4,
-            "gap_roundings": 2,
-            "m_roundings": 1,
-            "top_roundings": 1,
-            "p_format": "dtype",
-            "lse_m_unit": 2.0**-24,
-            "log_tiny": 2.0**-22,
-            "log_error": 2.0**-22,
+            **_TENSOR,
+            "block": 16,
+            "fraction_bits": 25,
+            "last_tile_first": True,
+            "final_roundings": 3,
+            "log_error": 2.0**-22 + 2.0**-23,
         },
     ),
 }
@@ -298,8 +315,8 @@ def model(name: str, dtype: str, /, *, debug: bool = False, device: str | None =
         name: a row of MODELS; what `attn.path()` reports as "arithmetic".
         dtype: of the inputs; O has the same unless `debug`, where it stays in the working format.
         device: a calibration file `calibration/<name>.<device>.json` replaces constants, if there is one.
-        plan: the plan's figures. `exp_degree` decides the error of exp2; one that is named like a field of
-            ArithmeticModel replaces it; the others do not round.
+        plan: the plan's figures. `exp_degree` decides the error of exp2, `lazy_rescale` the lag of the reference; one
+            that is named like a field of ArithmeticModel replaces it; the others do not round.
     Raises:
         ValueError: unknown name, a dtype that the model does not take, an unknown constant in plan or calibration.
     """
@@ -317,6 +334,8 @@ def model(name: str, dtype: str, /, *, debug: bool = False, device: str | None =
         if plan["exp_degree"] not in EXP2_ERROR_OF_DEGREE:
             raise ValueError(f"{name}: no error is known for an exp2 polynomial of degree {plan['exp_degree']}")
         values["exp2_error"] = EXP2_ERROR_OF_DEGREE[plan["exp_degree"]]
+    if plan.get("lazy_rescale"):
+        values["lag_log2"] = LAZY_LAG_LOG2
     if values.get("p_format") == "dtype":
         values["p_format"] = dtype
     p = FORMATS.get(values.get("p_format") or "")

@@ -1,4 +1,4 @@
-"""Probes of a GPU: how mma.sync sums, and the errors of exp2 and log, through the emitted wrappers.
+"""Probes of a GPU: how mma.sync and wgmma sum, and the errors of exp2 and log, through the emitted wrappers.
 
 Source: Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores" (PeerJ CS 7:e330, 2021).
 """
@@ -21,7 +21,7 @@ Dots = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 def measure(stride: int, step: Step) -> list[Probe]:
-    """The matrix unit in both formats, then exp2 and log on every `stride`-th argument.
+    """The matrix units in both formats, then exp2 and log on every `stride`-th argument. wgmma: where there is one.
 
     Raises: RequestError without a GPU, ToolError when the probe does not compile or run.
     """
@@ -66,24 +66,35 @@ def measure(stride: int, step: Step) -> list[Probe]:
     for dtype in ("bf16", "fp16"):
         found += matrix_unit(dots_in(dtype), on, dtype, assumed)
         step(note=f"mma {dtype}")
+    names = [NAME]
+    if (major, minor) == (9, 0):
+        from verify import calibrate_wgmma
+
+        found += calibrate_wgmma.measure(on, stride)
+        names.append(calibrate_wgmma.NAME)
+        step(note="wgmma")
     error, flushed = errors("exp2_errors", 0.0, LOWEST, 2)
     (log_error,) = errors("log_errors", 1.0, 2.0**24, 1)
     step(note="exp2, log")
     special = torch.zeros(4, device="cuda")
     call("specials", pointer(special))
     zero, minus_zero, infinity, nan = (float(x) for x in special.cpu())
-    return [
-        *found,
-        Probe(NAME, on, "exp2: largest relative error", error, assumed.exp2_error, {"exp2_error": error}),
-        Probe(NAME, on, "exp2: largest result that is flushed to 0", flushed, assumed.exp2_flush),
-        Probe(NAME, on, "exp2(0)", zero if zero == minus_zero else -1.0, 1.0, exact=True),
-        Probe(NAME, on, "exp2(-inf)", infinity, 0.0, exact=True),
-        Probe(NAME, on, "exp2 keeps a NaN", float(np.isnan(nan)), 1.0, exact=True),
-        Probe(NAME, on, "log on [1, 2^24]: error over max(ln x, 1)", log_error, assumed.log_tiny),
-    ]
+    found.append(Probe(NAME, on, "log on [1, 2^24]: error over max(ln x, 1)", log_error, assumed.log_tiny))
+    for name in names:  # both kernels compute exp2 by the same instruction
+        assumed = arithmetic.model(name, "bf16")
+        found += [
+            Probe(name, on, "exp2: largest relative error", error, assumed.exp2_error, {"exp2_error": error}),
+            Probe(name, on, "exp2: largest result that is flushed to 0", flushed, assumed.exp2_flush),
+            Probe(name, on, "exp2(0)", zero if zero == minus_zero else -1.0, 1.0, exact=True),
+            Probe(name, on, "exp2(-inf)", infinity, 0.0, exact=True),
+            Probe(name, on, "exp2 keeps a NaN", float(np.isnan(nan)), 1.0, exact=True),
+        ]
+    return found
 
 
-def matrix_unit(dots: Dots, on: str, dtype: str, assumed: arithmetic.ArithmeticModel) -> list[Probe]:
+def matrix_unit(
+    dots: Dots, on: str, what: str, assumed: arithmetic.ArithmeticModel, *, name: str = NAME
+) -> list[Probe]:
     """Block length, fraction bits and rounding of a unit that computes c + sum_t a_t b_t over 16 terms."""
 
     def one(terms: dict[int, tuple[float, float]], c: float) -> float:
@@ -107,7 +118,7 @@ def matrix_unit(dots: Dots, on: str, dtype: str, assumed: arithmetic.ArithmeticM
     measured: dict[str, float] = {"block": block, "fraction_bits": fraction}
     step_error = assumed.block * 2.0**-assumed.fraction_bits
     return [
-        Probe(NAME, on, f"{dtype}: K 2^-F, K={block}, F={fraction}", block * 2.0**-fraction, step_error, measured),
-        Probe(NAME, on, f"{dtype}: 1 + 1.5 2^-24 in units of 2^-23 above 1", up, 1.0),
-        Probe(NAME, on, f"{dtype}: -1 - 1.5 2^-24, the same (0: toward zero)", -down, up, exact=True),
+        Probe(name, on, f"{what}: K 2^-F, K={block}, F={fraction}", block * 2.0**-fraction, step_error, measured),
+        Probe(name, on, f"{what}: 1 + 1.5 2^-24 in units of 2^-23 above 1", up, 1.0),
+        Probe(name, on, f"{what}: -1 - 1.5 2^-24, the same (0: toward zero)", -down, up, exact=True),
     ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verify.arithmetic import ArithmeticModel
+from verify.arithmetic import LAZY_LOG2, ArithmeticModel
 from verify.formats import FORMATS, round_to
 
 
@@ -78,7 +78,8 @@ class _Kernel:
         l_lanes = np.zeros((nq, x.l_lanes), dtype=self.wide)
         l_rounded = np.zeros((nq, 1), dtype=self.wide)
         o = np.zeros((nq, dv), dtype=self.wide)
-        for j in range(-(-nk // bc)):
+        order = range(-(-nk // bc))
+        for j in reversed(order) if x.last_tile_first else order:
             tile = slice(j * bc, (j + 1) * bc)
             seen = visible[:, tile]
             if not seen.any():
@@ -154,6 +155,10 @@ class _Kernel:
             base = np.where(np.isneginf(new), 0.0, new)
             return new, base, np.exp2(m - base)
         new = np.maximum(m, top)
+        if x.lag_log2 > 0:
+            with np.errstate(invalid="ignore"):  # (-inf) - (-inf): nothing was seen, and nothing moves
+                asks = self.fl(self.fl(new - m) * self.c) > LAZY_LOG2
+            new = np.where(asks, new, m)
         base = np.where(np.isneginf(new), 0.0, new)
         return new, base, self.exp2(self.scaled(self.fl(m - base)))
 

@@ -105,14 +105,15 @@ def _rescales(s: Softmax, score_error: np.ndarray, bc: int, model: ArithmeticMod
 
     The reference can move in a tile only if the tile's largest possible score exceeds the least that the reference
     can be. A reference without lag is at least every score seen, less its error. One that trails is at least the
-    first live tile's maximum and at least the running maximum less the lag.
+    first live tile's maximum and at least the running maximum less the lag. Tiles count in the order of the kernel.
     """
     nk = s.p.shape[1]
 
     def tile_max(x: np.ndarray) -> np.ndarray:
         return _per_tile(np.where(s.visible, x, -np.inf), bc, -np.inf).max(axis=2)
 
-    highest, lowest = tile_max(score_error - s.gap), tile_max(-score_error - s.gap)
+    order = -1 if model.last_tile_first else 1
+    highest, lowest = (tile_max(x)[:, ::order] for x in (score_error - s.gap, -score_error - s.gap))
     running = np.maximum.accumulate(lowest, axis=1)
     if model.lag_log2 > 0:
         first = np.where(np.isneginf(running[:, :-1]), lowest[:, 1:], -np.inf)
@@ -126,7 +127,7 @@ def _rescales(s: Softmax, score_error: np.ndarray, bc: int, model: ArithmeticMod
     moves = (highest[:, 1:] > least) & np.isfinite(running[:, :-1])
     moves = np.concatenate([np.zeros((len(moves), 1), bool), moves], axis=1)
     most = moves.sum(axis=1)
-    after = most[:, None] - np.cumsum(moves, axis=1)
+    after = (most[:, None] - np.cumsum(moves, axis=1))[:, ::order]
     return np.repeat(after, bc, axis=1)[:, :nk].astype(np.float64), most
 
 
