@@ -38,7 +38,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 @click.option("--d", metavar="N", help="Width of a query and key row: a multiple of 8, 8 to 256.")
 @click.option("--dv", metavar="N", help="Width of a value row.  [default: d]")
 @click.option("--dtype", metavar="LIST", help="float32,float64,bf16,fp16.  [default: all that the targets take]")
-@click.option("--arch", metavar="LIST", help="Targets, such as cpu,sm80.  [default: cpu,sm80]")
+@click.option("--arch", metavar="LIST", help="Targets: cpu,sm80,sm90a (which brings sm80), ...  [default: cpu,sm80]")
 @click.option("--algorithm", metavar="NAME", default="fa2", help="fa2: queries outside, K and V streamed past them.")
 @click.option("--tiling", metavar="NAME", default="paper", help="paper: Algorithm 1's tile, made legal.")
 @click.option("--br", metavar="N", help="Query rows per tile, instead of the rule's. Refused if illegal.")
@@ -191,7 +191,7 @@ def _dry_run(options: dict[str, Any], problem: Any, out: Path) -> None:
 
 
 def _emit(options: dict[str, Any], problem: Any, out: Path) -> None:
-    from . import emit, explain, package, tools
+    from . import emit, explain, package, planners, tools
     from .devices import DEVICES
 
     plans = package.decide(problem, options["name"])
@@ -201,7 +201,9 @@ def _emit(options: dict[str, Any], problem: Any, out: Path) -> None:
     if not quiet:
         explain.show_summary(plans, target, files)
     # A CUDA target that was asked for by name is compiled for; by default, the GPUs of this machine are.
-    named = [DEVICES[arch].name for arch in problem.archs if arch in DEVICES] if options["arch"] else []
+    brought = planners.companions(problem.archs)
+    gpus = [DEVICES[arch].built_for for arch in problem.archs if arch in DEVICES and arch not in brought]
+    named = list(dict.fromkeys(gpus)) if options["arch"] else []
     if options["build"]:
         tools.build(target, named, quiet=quiet)
     made = tools.wheel(target, out / "dist", named, quiet=quiet) if options["wheel"] else None

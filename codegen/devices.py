@@ -6,7 +6,9 @@ shared memory needs dynamic allocation with an opt-in; the system keeps 1 KB per
 capability 8.0 on, which is why 164 KB per multiprocessor give 163 KB to one block.
 
 Holds always: a target is a row here plus a planner in `codegen/plans/` (see `planners.py`). A row without
-a planner is a known machine whose kernels come later, never a silent fallback.
+a planner is a known machine whose kernels come later, never a silent fallback. A row whose name ends in "a" has the
+limits of its capability and uses instructions of that capability alone: its code runs on no other device, later ones
+included.
 """
 
 from __future__ import annotations
@@ -44,6 +46,16 @@ class Device:
     def name(self) -> str:
         return "sm_" + self.arch.removeprefix("sm")
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether code for this row runs on its own capability alone."""
+        return self.arch.endswith("a")
+
+    @property
+    def built_for(self) -> str:
+        """The GPU that a package is compiled for to serve this row: "sm_90" for sm_90a."""
+        return "sm_{}{}".format(*self.capability)
+
 
 def _row(arch: str, capability: tuple[int, int], sm_kb: int, block_kb: int, threads: int, cards: str, **more) -> Device:
     return Device(
@@ -64,6 +76,7 @@ DEVICES: dict[str, Device] = {
         _row("sm89", (8, 9), 100, 99, 1536, "L4, RTX 40", blocks_per_sm=24,
              peak_16bit_flops=121e12, peak_bytes_per_s=300e9),
         _row("sm90", (9, 0), 228, 227, 2048, "H100, H200", peak_16bit_flops=989e12, peak_bytes_per_s=3350e9),
+        _row("sm90a", (9, 0), 228, 227, 2048, "H100, H200", peak_16bit_flops=989e12, peak_bytes_per_s=3350e9),
         _row("sm100", (10, 0), 228, 227, 2048, "B200"),
         _row("sm103", (10, 3), 228, 227, 2048, "B300"),
         _row("sm110", (11, 0), 228, 227, 1536, "Jetson Thor", blocks_per_sm=24),
@@ -72,8 +85,8 @@ DEVICES: dict[str, Device] = {
     )
 }  # fmt: skip
 
-# Targets that have a name of their own but no row: the instructions differ, not the limits.
-FEATURE_TARGETS = {"sm90a": "sm90", "sm100a": "sm100", "sm120a": "sm120"}
+# Targets that have a name of their own but neither a row nor kernels: the instructions differ, not the limits.
+FEATURE_TARGETS = {"sm100a": "sm100", "sm120a": "sm120"}
 
 
 @dataclass(frozen=True, kw_only=True)

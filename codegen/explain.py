@@ -15,10 +15,10 @@ from typing import Any
 
 import click
 
-from . import formulas
+from . import formulas, planners
 from .devices import DEVICES
 from .package import PLAN_FILE, Plans, read_plan, variant_dict
-from .plan import Decision
+from .plan import Decision, label_of
 from .problem import ITEMSIZE, Problem
 from .sizes import format_bytes
 
@@ -64,6 +64,7 @@ def _target(decision: Decision, problem: Problem, at_n: int) -> dict[str, Any]:
     return {
         "arch": decision.arch,
         "cards": DEVICES[decision.arch].cards if decision.arch in DEVICES else "",
+        "brought_by": planners.companions(problem.archs).get(decision.arch),
         "limit_bytes": decision.limit_bytes,
         "limit_reason": decision.limit_reason,
         "ridge_flop_per_byte": ridge(decision.arch),
@@ -112,13 +113,16 @@ def show_summary(plans: Plans, folder: Path, files: Mapping[str, bytes]) -> None
     for line in _paper_lines({dtype: papers_tile(problem, dtype) for dtype in problem.dtypes}):
         click.echo(_wrapped(f"paper's tile, {line}", "  "))
     for decision in plans.decisions:
-        every = [_key(v.isa, v.dtype) for v in decision.variants]
+        every = [v.key for v in decision.variants]
         click.echo(f"  {decision.arch}: at most {decision.limit_bytes:,} bytes")
+        brought_by = planners.companions(problem.archs).get(decision.arch)
+        if brought_by is not None:
+            click.echo(_wrapped(_companion(decision.arch, brought_by), "    "))
         plans_and_reasons = []
         for v in decision.variants:
-            steps = decision.changes.get(_key(v.isa, v.dtype), ())
+            steps = decision.changes.get(v.key, ())
             why = steps[-1].why if steps else UNCHANGED
-            plans_and_reasons.append(((v.plan.br, v.plan.bc, why), _key(v.isa, v.dtype)))
+            plans_and_reasons.append(((v.plan.br, v.plan.bc, why), v.key))
         for (br, bc, why), keys in _grouped(plans_and_reasons):
             click.echo(_wrapped(f"{br} x {bc} [{_kernels(keys, every)}]: {why}", "    "))
     digest = read_plan(files[PLAN_FILE])["digest"]
@@ -142,7 +146,9 @@ def _paper_lines(paper: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
 def _show_target(target: Mapping[str, Any], at_n: int) -> None:
     cards = f" ({target['cards']})" if target["cards"] else ""
     click.echo(f"\n{target['arch']}{cards}: at most {target['limit_bytes']:,} bytes, {target['limit_reason']}")
-    every = [_key(v["isa"], v["dtype"]) for v in target["variants"]]
+    if target["brought_by"] is not None:
+        click.echo(_wrapped(_companion(target["arch"], target["brought_by"]), "  "))
+    every = [_key(v) for v in target["variants"]]
     _show_variants(target["variants"], every)
     unchanged = [key for key in every if not target["changes"].get(key)]
     if unchanged:
@@ -167,9 +173,9 @@ def _show_variants(variants: Sequence[Mapping[str, Any]], every: Sequence[str]) 
 
     rows = (
         (
-            (f"{v['plan']['br']} x {v['plan']['bc']}", f"{v['fast_memory_bytes']:,}", v["plan"].get("registers"),
+            (f"{v['plan']['br']} x {v['plan']['bc']}", f"{v['fast_memory_bytes']:,}", _registers(v["plan"]),
              ", ".join(f"{part['name']} {part['bytes']:,}" for part in v["memory"])),
-            _key(v["isa"], v["dtype"]),
+            _key(v),
         )
         for v in variants
     )  # fmt: skip
@@ -177,7 +183,7 @@ def _show_variants(variants: Sequence[Mapping[str, Any]], every: Sequence[str]) 
     for column in ("Br x Bc", "bytes", "registers", "made of", "kernels"):
         table.add_column(column)
     for (tile, size, registers, parts), keys in _grouped(rows):
-        table.add_row(tile, size, "-" if registers is None else str(registers), parts, _kernels(keys, every))
+        table.add_row(tile, size, registers, parts, _kernels(keys, every))
     console = Console(width=WIDTH, highlight=False)
     with console.capture() as text:
         console.print(table)
@@ -189,7 +195,7 @@ def _show_costs(target: Mapping[str, Any], every: Sequence[str], at_n: int) -> N
     click.echo(f"  Per head at N = {at_n:,} without a mask")
     moved = ("slow_memory_bytes", "slow_memory_reads_elements", "slow_memory_writes_elements")
     names = ("flops", *moved, "lower_bound_elements")
-    rows = ((tuple(v["costs"][name] for name in names), _key(v["isa"], v["dtype"])) for v in target["variants"])
+    rows = ((tuple(v["costs"][name] for name in names), _key(v)) for v in target["variants"])
     for (flops, size, reads, writes, bound), keys in _grouped(rows):
         text = (
             f"{flops:,} FLOPs; reads {reads:,} and writes {writes:,} elements of slow memory, {size:,} bytes; no "
@@ -201,9 +207,22 @@ def _show_costs(target: Mapping[str, Any], every: Sequence[str], at_n: int) -> N
         click.echo(_wrapped(f"{text} [{_kernels(keys, every)}]", "    "))
 
 
-def _key(isa: str, dtype: str) -> str:
-    """The key of Decision.changes and Decision.rejected."""
-    return f"{isa}/{dtype}"
+def _key(row: Mapping[str, Any]) -> str:
+    """Variant.key of a row of plan.json."""
+    return f"{label_of(row['isa'], row['causal'], row['length_class'])}/{row['dtype']}"
+
+
+def _companion(arch: str, brought_by: str) -> str:
+    return (
+        f"comes with {brought_by}, whatever --arch says: for the calls that {brought_by} cannot take (a stride that no "
+        f"tensor map expresses) and for other GPUs; planned by itself, --br and --bc are for {brought_by}"
+    )
+
+
+def _registers(plan: Mapping[str, Any]) -> str:
+    """Registers per thread: one figure, or one per role where warps differ ("24 producer, 240 consumer")."""
+    roles = [f"{plan[f'{role}_registers']} {role}" for role in ("producer", "consumer") if f"{role}_registers" in plan]
+    return ", ".join(roles) or str(plan.get("registers", "-"))
 
 
 def _kernels(keys: Sequence[str], every: Sequence[str]) -> str:

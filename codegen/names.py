@@ -4,7 +4,7 @@
 
 A part appears only where the request differs from the default, so two requests have one name exactly
 when they are equal. The budget is `192k` (times 1024 bytes) or `1000b`. Dtypes and targets are left out when
-the other parts imply them (see `problem.make`).
+the other parts imply them (see `problem.make`), a target also when another one of the name brings it (sm90a: sm80).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 import sys
 from itertools import product
 
+from . import planners
 from . import problem as problems
 from .devices import ARCHS
 from .errors import RequestError
@@ -33,7 +34,9 @@ def stated(problem: Problem) -> tuple[tuple[str, ...] | None, tuple[str, ...] | 
 
     The fewest names that lead back to `problem`.
     """
-    for dtypes, archs in product((None, problem.dtypes), (None, problem.archs)):
+    brought = planners.companions(problem.archs)
+    named = tuple(arch for arch in problem.archs if arch not in brought)
+    for dtypes, archs in product((None, problem.dtypes), (None, named)):
         filled = problems.make(sram_bytes=problem.sram_bytes, d=problem.d, dtypes=dtypes, archs=archs)
         if (filled.dtypes, filled.archs) == (problem.dtypes, problem.archs):
             return dtypes, archs

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__, formulas, lint, names, planners, provenance, render
+from .devices import DEVICES
 from .errors import PlanError, RequestError
-from .plan import Decision, Variant
+from .plan import LENGTH_CLASSES, Decision, Variant, require_dispatch, with_units
 from .problem import DEFAULT_SET, ITEMSIZE, Problem
 from .sizes import LARGEST_BYTES, format_bytes
 
@@ -71,8 +72,34 @@ def decide(problem: Problem, name: str | None = None) -> Plans:
     return Plans(problem=problem, name=chosen, decisions=decisions)
 
 
+def around(decision: Decision, problem: Problem, name: str) -> Plans:
+    """The package of a decision that is already made for one target of `problem`; the others are planned as usual."""
+    decisions = tuple(
+        (with_units(decision) if _is_exact(arch) else decision) if arch == decision.arch else _decide(problem, arch)
+        for arch in problem.archs
+    )
+    return Plans(problem=problem, name=names.check_name(name), decisions=decisions)
+
+
 def _decisions(problem: Problem) -> tuple[Decision, ...]:
-    return tuple(planners.planner(arch).decide(problem, arch) for arch in problem.archs)
+    decisions = tuple(_decide(problem, arch) for arch in problem.archs)
+    for decision in decisions:
+        require_dispatch(decision.variants)
+    return decisions
+
+
+def _decide(problem: Problem, arch: str) -> Decision:
+    decision = planners.planner(arch).decide(asked_of(problem, arch), arch)
+    return with_units(decision) if _is_exact(arch) else decision
+
+
+def _is_exact(arch: str) -> bool:
+    return arch in DEVICES and DEVICES[arch].is_exact
+
+
+def asked_of(problem: Problem, arch: str) -> Problem:
+    """The request as the planner of `arch` gets it: a companion keeps its own tile, whatever --br and --bc say."""
+    return replace(problem, br=None, bc=None) if arch in planners.companions(problem.archs) else problem
 
 
 def smallest_sram(problem: Problem) -> int | None:
@@ -193,7 +220,8 @@ def _sources(plans: Plans, templates: Path) -> dict[str, _Source]:
             template = f"{PACKAGE_TEMPLATES}/{relative}"
             sources[relative.removesuffix(render.SUFFIX)] = _Source(template=template, context={})
     for decision in plans.decisions:
-        for relative, (template, context) in planners.planner(decision.arch).files(plans.problem, decision).items():
+        asked = asked_of(plans.problem, decision.arch)
+        for relative, (template, context) in planners.planner(decision.arch).files(asked, decision).items():
             source = _Source(template=template, context=context, variants=_variants_of(relative, decision))
             if relative in sources and sources[relative] != source and template.endswith(render.SUFFIX):
                 raise AssertionError(f"two targets emit different {relative}")
@@ -209,9 +237,9 @@ def _is_our_own(relative: str) -> bool:
 
 
 def _variants_of(path: str, decision: Decision) -> tuple[Variant, ...]:
-    """The kernels that the file holds: by the instruction set at the end of its name, else all of the target."""
+    """The kernels that the file holds: by the unit at the end of its name, else all of the target."""
     stem = path.rsplit("/", 1)[-1].split(".")[0]
-    own = tuple(v for v in decision.variants if stem.endswith("_" + v.isa))
+    own = tuple(v for v in decision.variants if stem.endswith("_" + v.unit))
     return own or decision.variants
 
 
@@ -227,6 +255,9 @@ def _shared_context(plans: Plans) -> dict[str, Any]:
         "version": __version__,
         "decisions": plans.decisions,
         "variants": plans.variants,
+        "portable": [v for v in plans.variants if v.target in DEVICES and not _is_exact(v.target)],
+        "exact": [v for v in plans.variants if _is_exact(v.target)],
+        "length_classes": LENGTH_CLASSES,
     }
 
 
@@ -251,6 +282,7 @@ def variant_dict(variant: Variant, problem: Problem) -> dict[str, Any]:
     return {
         "target": variant.target,
         "isa": variant.isa,
+        **({"unit": variant.unit} if _is_exact(variant.target) else {}),
         "dtype": variant.dtype,
         "causal": variant.causal,
         "length_class": variant.length_class,

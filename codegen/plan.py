@@ -10,7 +10,9 @@ A target's own plan class satisfies the protocol `Plan`; templates get it as `pl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 
@@ -63,6 +65,19 @@ class Plan(Protocol):
         ...
 
 
+CAUSAL_FORMS = ("any", "full", "causal")  # "causal": both alignments
+
+
+# Length class -> the most query rows (Nq) of a call that belongs to it; None: no limit. In ascending order. A variant
+# is for one of these or for "any".
+LENGTH_CLASSES: dict[str, int | None] = {"short": 1024, "long": None}
+
+
+def label_of(isa: str, causal: str, length_class: str) -> str:
+    """What --explain calls the kernels of one isa: "sm80", "sm90a_causal", "sm90a_full_short"."""
+    return "_".join((isa, *(one for one in (causal, length_class) if one != "any")))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Variant:
     """One kernel of a package: a row of plan.json and of the dispatch table in op.py."""
@@ -70,10 +85,36 @@ class Variant:
     target: str  # "cpu", "sm80", "sm86", ...: the arch asked for
     isa: str  # cpu: "baseline", "v3", "v4", "amx"; CUDA: equal to target
     dtype: str
-    causal: str = "any"  # "any", "full", "causal"
-    length_class: str = "any"
+    causal: str = "any"  # the masks that it takes: one of CAUSAL_FORMS
+    length_class: str = "any"  # the query lengths that it takes: "any" or one of LENGTH_CLASSES
     arithmetic: str  # row of verify/calibration that describes its rounding
     plan: Plan
+    compiled_as: str | None = None  # a unit of its own: see `with_units`
+
+    @property
+    def unit(self) -> str:
+        """What its file and its entry point are called after: csrc/forward_<unit>.cu, attention_forward_<unit>."""
+        return self.compiled_as or self.isa
+
+    @property
+    def key(self) -> str:
+        """The key of Decision.changes and Decision.rejected: "amx/bf16", "sm90a_causal/fp16"."""
+        return f"{self.label}/{self.dtype}"
+
+    @property
+    def label(self) -> str:
+        return label_of(self.isa, self.causal, self.length_class)
+
+    @property
+    def most_rows(self) -> int | None:
+        """The largest Nq that it takes; None: any."""
+        return LENGTH_CLASSES.get(self.length_class)
+
+    def takes(self, other: Variant) -> bool:
+        """Whether every call that `other` takes is one that this kernel takes."""
+        same = (self.target, self.isa, self.dtype) == (other.target, other.isa, other.dtype)
+        masks = self.causal in ("any", other.causal)
+        return same and masks and (self.most_rows is None or (other.most_rows or math.inf) <= self.most_rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +124,32 @@ class Decision:
     arch: str
     limit_bytes: int  # min(--sram, what the device allows)
     limit_reason: str
-    variants: tuple[Variant, ...]
-    # keyed like the variants: "amx/bf16" -> changes
+    variants: tuple[Variant, ...]  # of those with one isa and dtype, the first that takes a call's mask and length runs
+    # keyed like the variants (Variant.key): "amx/bf16" -> changes
     changes: dict[str, tuple[Change, ...]]
     rejected: dict[str, tuple[Rejection, ...]]
+
+
+def with_units(decision: Decision) -> Decision:
+    """The decision of a target whose kernels are compiled one by one: a unit per distinct plan, "sm90a_0" the first."""
+    plans = list(dict.fromkeys(v.plan for v in decision.variants))
+    return replace(
+        decision,
+        variants=tuple(replace(v, compiled_as=f"{v.isa}_{plans.index(v.plan)}") for v in decision.variants),
+    )
+
+
+def require_dispatch(variants: Sequence[Variant]) -> None:
+    """Raise ValueError, which is a planner's fault, unless every call has a variant and every variant a call.
+
+    Of the variants with one isa and dtype, a call runs the first that takes its mask and its length.
+    """
+    for i, v in enumerate(variants):
+        if v.causal not in CAUSAL_FORMS or v.length_class not in ("any", *LENGTH_CLASSES):
+            raise ValueError(f"{v.key}: causal is {v.causal!r}, length_class {v.length_class!r}")
+        before = [w for w in variants[:i] if w.takes(v)]
+        if before:
+            raise ValueError(f"{before[0].key} takes every call of {v.key}, which comes after it")
+        for form in CAUSAL_FORMS[1:]:
+            if not any(w.takes(replace(v, causal=form, length_class="any")) for w in variants):
+                raise ValueError(f"{v.isa}/{v.dtype}: no kernel takes every length of {form} calls")

@@ -6,7 +6,7 @@ and `package.py`). It is imported only when its target is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol, cast
@@ -33,6 +33,9 @@ class Target:
 
     module: str
     dtypes: tuple[str, ...]
+    # Another target whose kernels every package with this one carries as well: they take the calls, and the devices,
+    # that this target's cannot. It is planned as if it had been asked for alone: --br and --bc are not for it.
+    companion: str | None = None
 
 
 _MMA_SYNC = Target("codegen.plans.sm80", ("bf16", "fp16"))
@@ -44,6 +47,7 @@ TARGETS: dict[str, Target] = {
     "sm87": _MMA_SYNC,
     "sm89": _MMA_SYNC,
     "sm90": _MMA_SYNC,
+    "sm90a": Target("codegen.plans.sm90a", ("bf16", "fp16"), companion="sm80"),
     "sm120": _MMA_SYNC,
 }
 
@@ -55,6 +59,11 @@ def planner(arch: str) -> Planner:
     """
     require(arch)
     return cast(Planner, import_module(TARGETS[arch].module))
+
+
+def companions(archs: Iterable[str]) -> dict[str, str]:
+    """Companion -> the target among `archs` that brings it."""
+    return {own: arch for arch in archs if arch in TARGETS and (own := TARGETS[arch].companion) is not None}
 
 
 def require(arch: str) -> None:

@@ -31,8 +31,8 @@ class Problem:
     of DTYPES and of devices.ARCHS. br and bc are None unless the user overrides the tile.
 
     Holds always: every field is a plain int, str, bool or tuple of str, whatever was passed in (a NumPy
-    integer or a 0-dim tensor would give equal requests different keys), and each target has a kernel
-    for at least one of the dtypes.
+    integer or a 0-dim tensor would give equal requests different keys), each target has a kernel for at
+    least one of the dtypes, and a target that needs a companion (`planners.Target`) has it beside it.
     """
 
     sram_bytes: int
@@ -62,12 +62,12 @@ class Problem:
         put(self, "dtypes", _sorted_subset(self.dtypes, DTYPES, "--dtype"))
         for arch in self.archs:
             planners.require(arch)
-        put(self, "archs", _sorted_subset(self.archs, ARCHS, "--arch"))
+        put(self, "archs", _sorted_subset((*self.archs, *planners.companions(self.archs)), ARCHS, "--arch"))
         put(self, "debug", bool(self.debug))
         if self.tiling not in TILINGS:
             raise RequestError(f"--tiling {self.tiling}: not available yet", f"today: {', '.join(TILINGS)}")
         for arch in self.archs:
-            if not self.dtypes_of(arch):
+            if not self.dtypes_of(arch) and arch not in planners.companions(self.archs):
                 raise RequestError(
                     f"--arch {arch} has no kernel for {', '.join(self.dtypes)}",
                     f"{arch} takes {', '.join(planners.TARGETS[arch].dtypes)}",
@@ -112,6 +112,7 @@ def make(
 
     A default narrows to what the other option leaves possible: `--dtype float32` alone means the targets
     that have float32, `--arch sm80` alone the dtypes that sm80 has. What is asked for by name never narrows.
+    `--arch sm90a` is `--arch sm80,sm90a`: Problem adds the companion.
     """
     chosen_archs = tuple(archs) if archs is not None else None
     chosen_dtypes = tuple(dtypes) if dtypes is not None else None

@@ -21,7 +21,7 @@ def header(*, command: str, variants: Iterable[Variant], problem: Problem, templ
         "Do not edit: `codegen --check` compares it with a regeneration.",
     ]
     for v in variants:
-        lines.append(f"{v.isa} {v.dtype}: Br={v.plan.br} Bc={v.plan.bc}, {fast_memory(v)}")
+        lines.append(f"{v.label} {v.dtype}: Br={v.plan.br} Bc={v.plan.bc}, {fast_memory(v)}")
     if variants:
         lines.append(f"FLOPs per head without a mask: {2 * (problem.d + problem.dv)} * Nq * Nk")
     lines.append(f"Templates: sha256 {templates_digest[:TEMPLATE_DIGEST_CHARS]}")

@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ToolError
+from .plan import LENGTH_CLASSES
 from .problem import Problem
 
 TABLES = Path(__file__).parent / "tuning"
 FORMAT = "tileproof tuning 1"
 
-# Length class -> the most query rows of a call that belongs to it; None: no limit. In ascending order.
-LENGTH_CLASSES: dict[str, int | None] = {"short": 1024, "long": None}
 CAUSAL_FORMS = ("full", "causal")
 
 

@@ -147,7 +147,7 @@ def build(wanted: Mapping[Case, Sequence[Decision]], *, step: Step = silent) -> 
     def emitted(case: Case, decision: Decision) -> ModuleType:
         variants = tuple(dataclasses.replace(v, length_class="any") for v in decision.variants)
         serving = dataclasses.replace(decision, variants=variants)
-        plans = package.Plans(problem=case.problem, name="tuned_candidate", decisions=(serving,))
+        plans = package.around(serving, case.problem, "tuned_candidate")  # with the companion that sm90a needs
         return packages.load(packages.emit_plans(plans))
 
     def built(attn: ModuleType) -> ModuleType | str:

@@ -1,6 +1,6 @@
 # Emitted by tileproof 0.1.0: codegen --sram 192KB --d 128
 # Do not edit: `codegen --check` compares it with a regeneration.
-# Templates: sha256 a21fcc29c1e8de47
+# Templates: sha256 9809a31fb1fd4e99
 """The op: its registration with torch, the public functions, and which kernel serves which call.
 
 Holds always:
@@ -116,9 +116,14 @@ def path(
         target = isa = target_for(capability_of(q.device))
     for index, variant in enumerate(VARIANTS):
         if variant[:3] == (target, isa, short):
-            plan = json.loads((Path(__file__).parent / "plan.json").read_text())["variants"][index]["plan"]
-            return {**variant._asdict(), "plan": plan}
+            return _facts(index)
     raise AssertionError(f"the library has a kernel {target}/{isa}/{short} that VARIANTS has not")
+
+
+def _facts(index: int) -> dict[str, Any]:
+    """A row of VARIANTS with its plan."""
+    plan = json.loads((Path(__file__).parent / "plan.json").read_text())["variants"][index]["plan"]
+    return {**VARIANTS[index]._asdict(), "plan": plan}
 
 
 def isas(dtype: torch.dtype | str) -> list[str]:

@@ -1,6 +1,6 @@
 # Emitted by tileproof 0.1.0: codegen --sram 192KB --d 128
 # Do not edit: `codegen --check` compares it with a regeneration.
-# Templates: sha256 ae0dc80ec326151a
+# Templates: sha256 35ae6c89a916c5e3
 """What to compile for a device, and with which commands.
 
 The compilers are run directly. torch.utils.cpp_extension.load cannot build without loading: a build for another
@@ -22,7 +22,7 @@ import torch
 from . import contents, toolchain
 from .cache import BuildError
 
-NAMESPACE = "tileproof_attn_d128_sram192k_84dfa5f373d2"
+NAMESPACE = "tileproof_attn_d128_sram192k_f05a2fd0fa59"
 # The oldest torch whose stable ABI the bindings use, as (major, minor).
 TORCH_MINIMUM = (2, 10)
 KERNEL_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast")
@@ -107,6 +107,10 @@ def cuda(capabilities: Sequence[int]) -> Recipe:
             "set CUDA_HOME to one with the same first number"
         )
     kernels = "".join(f"X({capability}, {target})" for capability, target in chosen.items())
+    code = {
+        target: [f"--generate-code=arch=compute_{c},code=sm_{c}" for c in capabilities if chosen[c] == target]
+        for target in sorted(set(chosen.values()))
+    }
     binding = (
         *_binding_flags(), "-DUSE_CUDA", f"-DTILEPROOF_CUDA_KERNELS={kernels}",
         "-isystem", str(toolkit.home / "include"),
@@ -114,11 +118,10 @@ def cuda(capabilities: Sequence[int]) -> Recipe:
     steps = [(*compiler.command, *binding, "-c", "{csrc}/binding_cuda.cpp", "-o", "binding_cuda.o")]
     units = ["binding_cuda"]
     host = next(word for word in compiler.command if Path(word).name not in _LAUNCHERS)
-    for target in sorted(set(chosen.values())):
-        code = [f"--generate-code=arch=compute_{c},code=sm_{c}" for c in capabilities if chosen[c] == target]
-        unit = f"forward_{target}"
+    for name, flags in code.items():
+        unit = f"forward_{name}"
         steps.append((
-            *toolkit.nvcc.command, "-ccbin", host, "-O3", "-std=c++17", *code, "-Xcompiler=-fPIC,-fvisibility=hidden",
+            *toolkit.nvcc.command, "-ccbin", host, "-O3", "-std=c++17", *flags, "-Xcompiler=-fPIC,-fvisibility=hidden",
             "-c", f"{{csrc}}/{unit}.cu", "-o", f"{unit}.o",
         ))  # fmt: skip
         units.append(unit)

@@ -48,7 +48,7 @@ REFUSED = [
     ("--sram 192KB --d 128 --bc -4", "--bc -4: must be at least 1", ""),
     ("--sram 192KB --d 128 --dtype int8", "--dtype int8: unknown", "float32, float64, bf16, fp16"),
     ("--sram 192KB --d 128 --dtype bf16,,fp16", "an empty name", ""),
-    ("--sram 192KB --d 128 --arch sm90a", "--arch sm90a: known", "its kernels come later"),
+    ("--sram 192KB --d 128 --arch sm100a", "--arch sm100a: known", "its kernels come later"),
     ("--sram 192KB --d 128 --arch sm75", "--arch sm75: known", "today: cpu, sm80"),
     ("--sram 192KB --d 128 --arch riscv", "--arch riscv: no such target", "today: cpu, sm80"),
     ("--sram 192KB --d 128 --arch sm80 --dtype float32", "--arch sm80 has no kernel for float32", "bf16, fp16"),

@@ -82,6 +82,11 @@ def test_threads_and_registers_are_limits_too(arch):
         for v in decision.variants:
             facts = v.plan.as_dict()
             assert 32 <= facts["threads"] <= device.threads_per_block
+            if "consumer_registers" in facts:  # one warpgroup gives work to the others; setmaxnreg moves registers
+                consumers = facts["threads"] // 128 - 1
+                per_block = 128 * (facts["producer_registers"] + consumers * facts["consumer_registers"])
+                assert facts["consumer_registers"] <= 256 and per_block <= device.registers_per_block
+                continue
             assert facts["registers"] <= device.registers_per_thread
             assert facts["registers"] * facts["threads"] <= device.registers_per_block
 

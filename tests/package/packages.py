@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,6 +31,7 @@ class Plan:
 
     br: int = 16
     bc: int = 16
+    scratch_bytes: int = 4
 
     @property
     def memory(self) -> tuple[MemoryPart, ...]:
@@ -45,7 +46,20 @@ class Plan:
 
 
 def decide(request: Any, arch: str) -> Decision:
-    """One variant per instruction set and dtype; v3 has no float64, so that units differ in their dtypes."""
+    """One variant per instruction set and dtype; v3 has no float64, so that units differ in their dtypes.
+
+    sm90a has three: short calls without a mask, other calls without one, and all calls with one.
+    """
+    if arch == "sm90a":
+        rows = tuple(
+            Variant(target=arch, isa=arch, dtype=dtype, causal=causal, length_class=length, arithmetic="reference",
+                    plan=Plan(br=br))
+            for dtype in request.dtypes if dtype in ("bf16", "fp16")
+            for causal, length, br in (("full", "short", 8), ("full", "any", 16), ("causal", "any", 32))
+        )  # fmt: skip
+        return Decision(
+            arch=arch, limit_bytes=request.sram_bytes, limit_reason="--sram", variants=rows, changes={}, rejected={}
+        )
     rows = tuple(
         Variant(target=arch, isa=isa, dtype=dtype, arithmetic="reference", plan=Plan())
         for isa in reversed(ISAS if arch == "cpu" else (arch,))
@@ -58,12 +72,13 @@ def decide(request: Any, arch: str) -> Decision:
 
 
 def files(request: Any, decision: Decision) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
+    found: dict[str, tuple[str, Mapping[str, Any]]] = {}
     if decision.arch != "cpu":
-        return {
-            f"csrc/forward_{decision.arch}.cu": ("reference/reference_kernel.cu.j2", {"arch": decision.arch}),
-            "csrc/ptx_reference.cuh": ("reference/ptx_reference.cuh", {}),
-        }
-    found = {}
+        found["csrc/ptx_reference.cuh"] = ("reference/ptx_reference.cuh", {})
+        for unit in dict.fromkeys(v.unit for v in decision.variants):
+            context = {"unit": unit, "scratch": decision.arch == "sm90a"}
+            found[f"csrc/forward_{unit}.cu"] = ("reference/reference_kernel.cu.j2", context)
+        return found
     for isa in ISAS:
         codes = [CODES[v.dtype] for v in decision.variants if v.isa == isa]
         context = {"isa": isa, "codes": codes, "bc": Plan().bc}
@@ -91,7 +106,7 @@ def _own_planner() -> Iterator[None]:
     sys.modules["tileproof_tests_planner"] = sys.modules[__name__]
     try:
         for arch, target in before.items():
-            planners.TARGETS[arch] = planners.Target("tileproof_tests_planner", target.dtypes)
+            planners.TARGETS[arch] = replace(target, module="tileproof_tests_planner")
         yield
     finally:
         planners.TARGETS.update(before)

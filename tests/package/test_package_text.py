@@ -17,6 +17,8 @@ VARIANTS = {
     "gpu": {"archs": ("sm80",)},
     "both": {"archs": ("cpu", "sm80", "sm86"), "dv": 24},
     "one_dtype": {"archs": ("cpu",), "dtypes": ("float64",)},
+    "hopper": {"archs": ("cpu", "sm90a"), "dv": 24},
+    "hopper_only": {"archs": ("sm90a",), "dtypes": ("fp16",)},
     "debug": {"archs": ("cpu", "sm80"), "debug": True},
     "whose_name_is_rather_long_0123456": {"archs": ("cpu", "sm80")},
 }

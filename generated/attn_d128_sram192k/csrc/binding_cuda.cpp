@@ -1,6 +1,6 @@
 // Emitted by tileproof 0.1.0: codegen --sram 192KB --d 128
 // Do not edit: `codegen --check` compares it with a regeneration.
-// Templates: sha256 92f48114d2cfe5ed
+// Templates: sha256 6842825f9581a9be
 //
 // The op on CUDA tensors: runs the kernel that was compiled for the tensors' device, on the caller's current stream of
 // that device. It never waits for the device, so it can be captured into a CUDA graph.
@@ -38,17 +38,23 @@ void check(cudaError_t status, const char* what) {
   throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
 }
 
-// The kernel for the device. Raises RuntimeError when this build has none.
-const Kernel& choose(int device) {
+// 10 * major + minor.
+int capability_of(int device) {
   int major = 0, minor = 0;
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "compute capability");
   check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "compute capability");
+  return 10 * major + minor;
+}
+
+// The kernel for the device. Raises RuntimeError when this build has none.
+const Kernel& choose(int device) {
+  const int capability = capability_of(device);
   std::string built;
   for (const Kernel& kernel : kKernels) {
-    if (kernel.capability == 10 * major + minor) return kernel;
+    if (kernel.capability == capability) return kernel;
     built += (built.empty() ? "sm_" : ", sm_") + std::to_string(kernel.capability);
   }
-  throw std::runtime_error("cuda:" + std::to_string(device) + " is sm_" + std::to_string(10 * major + minor) +
+  throw std::runtime_error("cuda:" + std::to_string(device) + " is sm_" + std::to_string(capability) +
                            "; this package was built for " + built);
 }
 

@@ -1,6 +1,6 @@
 // Emitted by tileproof 0.1.0: codegen --sram 192KB --d 128
 // Do not edit: `codegen --check` compares it with a regeneration.
-// Templates: sha256 ed77c533b9ce691c
+// Templates: sha256 5868bd5a2b997668
 //
 // The C interface between the bindings and the kernels. It names no torch type, so that a kernel is compiled
 // without torch's headers. Q (B,Hq,Nq,d), K (B,Hkv,Nk,d), V (B,Hkv,Nk,dv), O (B,Hq,Nq,dv), LSE (B,Hq,Nq).
