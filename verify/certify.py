@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path as Folder
 from types import ModuleType
 
@@ -74,7 +74,8 @@ def cases(folder: Folder, device: Device, options: Options, attn: ModuleType) ->
     found: list[Case] = []
     for dtype in devices.dtypes_of(plan, device.name):
         small = suite.smallest(dtype, d=request["d"], dv=request["dv"])
-        tiles = [(p.br, p.bc) for p in device.paths(attn, dtype, small)]
+        masks = (small, replace(small, causal="bottom_right"))  # a kernel may be for one of them
+        tiles = [(p.br, p.bc) for mask in masks for p in device.paths(attn, dtype, mask)]
         found += suite.cases(
             dtype, d=request["d"], dv=request["dv"], tiles=tiles, count=options.per_dtype, seed=options.seed
         )

@@ -1,7 +1,8 @@
 """The devices that can be judged. A device is one class: which paths it can force, how to run one, what it is.
 
 A *path* is one kernel that the machine can be made to run: an instruction set on the CPU (forced through
-TILEPROOF_CPU_ISA, which the binding reads at every call), the compiled architecture on a GPU.
+TILEPROOF_CPU_ISA, which the binding reads at every call); on a GPU the target that was compiled for it and, through
+TILEPROOF_CUDA_ARCH, each kernel in code for its capability alone (sm90a) that takes the mask.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path as Folder
 from types import ModuleType
@@ -17,11 +18,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from codegen import devices as targets
 from codegen.errors import RequestError
 from verify import machine, packages
 from verify.cases import CAUSAL, Array, Case
 
 ISA_VARIABLE = "TILEPROOF_CPU_ISA"
+ARCH_VARIABLE = "TILEPROOF_CUDA_ARCH"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +32,7 @@ class Path:
     """One kernel of a package on this machine, and the facts that its error bound needs."""
 
     device: str
-    isa: str
+    isa: str  # what forces it: the instruction set, the CUDA target, or the unit of one of a target's kernels
     unit: str  # what calibration files call it: the instruction set, the compute capability of a GPU, the emulator
     dtype: str
     arithmetic: str
@@ -73,7 +76,7 @@ def of_variant(attn: ModuleType, device: str, answer: dict[str, Any], dtype: str
     """The path of one variant: a row of plan.json, or what `attn.path` answers."""
     return Path(
         device=device,
-        isa=str(answer["isa"]),
+        isa=str(answer.get("unit", answer["isa"])),
         unit=unit,
         dtype=dtype,
         arithmetic=str(answer["arithmetic"]),
@@ -84,11 +87,14 @@ def of_variant(attn: ModuleType, device: str, answer: dict[str, Any], dtype: str
     )
 
 
-def _is_debug_form(attn: ModuleType) -> bool:
+def _plan(attn: ModuleType) -> dict[str, Any]:
+    """plan.json of the module; {} of one that is no package."""
     file = getattr(attn, "__file__", None)
-    if file is None:
-        return False
-    return bool(json.loads((Folder(file).parent / "plan.json").read_text())["request"]["debug"])
+    return {} if file is None else dict(json.loads((Folder(file).parent / "plan.json").read_text()))
+
+
+def _is_debug_form(attn: ModuleType) -> bool:
+    return bool(_plan(attn).get("request", {}).get("debug", False))
 
 
 def _call(attn: ModuleType, case: Case, device: str) -> tuple[Array, Array]:
@@ -119,17 +125,22 @@ def _ask(attn: ModuleType, case: Case, device: str) -> dict[str, Any]:
 
 
 @contextmanager
-def forced_isa(isa: str) -> Iterator[None]:
-    """Force the CPU kernels of one instruction set while the block runs."""
-    before = os.environ.get(ISA_VARIABLE)
-    os.environ[ISA_VARIABLE] = isa
+def forced(variable: str, value: str) -> Iterator[None]:
+    """Let an environment variable have a value while the block runs."""
+    before = os.environ.get(variable)
+    os.environ[variable] = value
     try:
         yield
     finally:
         if before is None:
-            del os.environ[ISA_VARIABLE]
+            del os.environ[variable]
         else:
-            os.environ[ISA_VARIABLE] = before
+            os.environ[variable] = before
+
+
+def forced_isa(isa: str) -> AbstractContextManager[None]:
+    """Force the CPU kernels of one instruction set while the block runs."""
+    return forced(ISA_VARIABLE, isa)
 
 
 class Cpu:
@@ -158,8 +169,13 @@ class Cpu:
         return machine.describe("cpu")
 
 
+def takes(variant: dict[str, Any], case: Case) -> bool:
+    """Whether the kernel of a row of plan.json takes the case's mask. At any length: a class is a choice of speed."""
+    return variant["causal"] in ("any", "full" if case.causal == "none" else "causal")
+
+
 class Cuda:
-    """The current CUDA device: one path, the architecture that the package was built for."""
+    """The current CUDA device: the target that the package was built for, and the kernels for its capability alone."""
 
     name = "cuda"
     asked = "--device cuda"
@@ -173,10 +189,24 @@ class Cuda:
         self.unit = "sm_{}{}".format(*torch.cuda.get_device_capability())
 
     def paths(self, attn: ModuleType, dtype: str, case: Case) -> list[Path]:
-        return [of_variant(attn, "cuda", _ask(attn, case, "cuda"), dtype, self.unit)]
+        rows = [v for v in _plan(attn).get("variants", []) if v["dtype"] == dtype and v["target"] in targets.DEVICES]
+        exact = [v for v in rows if targets.DEVICES[v["target"]].is_exact]
+        if not exact:
+            return [of_variant(attn, "cuda", _ask(attn, case, "cuda"), dtype, self.unit)]
+        names = [v["unit"] for v in exact if takes(v, case)]
+        found = []
+        for name in dict.fromkeys([*names, *(v["target"] for v in rows if v not in exact)]):
+            with forced(ARCH_VARIABLE, name):
+                try:
+                    found.append(of_variant(attn, "cuda", _ask(attn, case, "cuda"), dtype, self.unit))
+                except ValueError as refusal:  # a kernel for other devices, or strides that it cannot take
+                    if not str(refusal).startswith(f"{ARCH_VARIABLE}={name}"):
+                        raise
+        return found
 
     def run(self, attn: ModuleType, case: Case, path: Path) -> tuple[Array, Array]:
-        return _call(attn, case, "cuda")
+        with forced(ARCH_VARIABLE, path.isa):
+            return _call(attn, case, "cuda")
 
     def trace(self, attn: ModuleType, case: Case, path: Path) -> tuple[Array, Array, Array]:
         return _trace(attn, case, "cuda", path.bc)

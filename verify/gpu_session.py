@@ -3,9 +3,9 @@
     python -m verify gpu-session --out results
 
 Parts, in this order: `speed` and `io` (traffic and hardware counters; each alone, before anything else is busy), then
-at the same time `certify` (every package of PACKAGES, both dtypes), `tests` (pytest -m gpu), `sanitize` (with planted
-faults) and `calibrate`. Each writes its
-file to the output folder when it ends, `certify` after every package: a session that is cut short keeps what it has.
+at the same time `certify` (every package of PACKAGES, both dtypes), `certify_sm90a` (of HOPPER, on compute capability
+9.0), `tests` (pytest -m gpu), `sanitize` (with planted faults) and `calibrate`. Each writes its file to the output
+folder when it ends, the certificates after every package: a session that is cut short keeps what it has.
 
 Holds always: `holds` of every result file is computed from its figures, and the command's exit code from them all.
 """
@@ -28,6 +28,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from codegen.devices import DEVICES
 from codegen.errors import RequestError
 from verify import bench_cuda, bench_report, machine, packages, peers, sanitize
 from verify import calibrate as probes
@@ -53,6 +54,13 @@ PACKAGES: dict[str, dict[str, Any]] = {
     "dv larger than d, neither a multiple of 16": {"sram": "192KB", "d": 40, "dv": 136, **_CUDA},
     "narrowest": {"sram": "163KB", "d": 8, "dv": 8, **_CUDA},
 }
+# Packages with kernels for sm_90a alone. Their sm_80 kernels are judged beside them.
+HOPPER: dict[str, dict[str, Any]] = {
+    f"sm90a, d={d}" + (f", dv={dv}" if d != dv else ""): {
+        "sram": "227KB", "d": d, "dv": dv, "dtypes": DTYPES, "archs": ("sm90a",),
+    }
+    for d, dv in (*((d, d) for d in (32, 64, 80, 96, 128, 192, 256)), (192, 128))
+}  # fmt: skip
 CASES = 56  # per dtype
 
 # Packages whose every kernel runs under the four tools: the default, a shape that once hid a barrier fault elsewhere
@@ -150,7 +158,10 @@ def run(out: Path, *, parts: Sequence[str] = (), seconds: float, jobs: int | Non
         raise RequestError(f"--part {unknown[0]}: unknown", f"known: {', '.join(PARTS)}")
     if not torch.cuda.is_available():
         raise RequestError("gpu-session: torch sees no CUDA device here", "run it on a machine with an NVIDIA GPU")
-    wanted = [part for part in PARTS if not parts or part in parts]
+    is_hopper = torch.cuda.get_device_capability() == (9, 0)
+    if "certify_sm90a" in parts and not is_hopper:
+        raise RequestError("--part certify_sm90a: this GPU is not of compute capability 9.0")
+    wanted = [part for part in PARTS if (part in parts if parts else is_hopper or part != "certify_sm90a")]
     out.mkdir(parents=True, exist_ok=True)
     session = Session(out, time.monotonic() + seconds, jobs or len(os.sched_getaffinity(0)), say)
     build_all(session, wanted)
@@ -174,6 +185,8 @@ def build_all(session: Session, wanted: Sequence[str]) -> None:
         requests += [tile_request(d, tile) for d, tiles in SPEED_TILES.items() for tile in tiles]
     if {"certify", "tests", "io"} & set(wanted):
         requests += list(PACKAGES.values())
+    if "certify_sm90a" in wanted:
+        requests += list(HOPPER.values())
     folders = [request(words) for words in requests]
     watched: list[Path] = []
     if "sanitize" in wanted:
@@ -189,7 +202,25 @@ def build_all(session: Session, wanted: Sequence[str]) -> None:
 
 
 def certify(session: Session) -> None:
-    """Certify every package in processes of their own; the figures of all in one file."""
+    """Certify every package of PACKAGES."""
+    _certify(session, "certify", PACKAGES)
+
+
+def certify_sm90a(session: Session) -> None:
+    """Certify every package of HOPPER: each of their kernels must have been heard."""
+    _certify(session, "certify_sm90a", HOPPER)
+
+
+def unheard(folder: Path, stated: dict[str, Any]) -> list[str]:
+    """The kernels in code for one capability that a package has and its certificate says nothing of."""
+    rows = [v for v in packages.plan(folder)["variants"] if v["target"] in DEVICES and DEVICES[v["target"]].is_exact]
+    wanted = dict.fromkeys(f"{v['unit']}/{v['dtype']}" for v in rows)
+    heard = {row["path"] for row in stated["paths"]}
+    return [path for path in wanted if path not in heard]
+
+
+def _certify(session: Session, part: str, table: dict[str, dict[str, Any]]) -> None:
+    """Certify packages in processes of their own; the figures of all in one file."""
     figures: dict[str, Any] = {
         "kind": "certificates",
         "device": "cuda",
@@ -202,7 +233,7 @@ def certify(session: Session) -> None:
     }
 
     def one(name: str) -> tuple[str, Path, dict[str, Any] | None, str]:
-        folder = request(PACKAGES[name])
+        folder = request(table[name])
         with tempfile.TemporaryDirectory() as scratch:
             file = Path(scratch) / "certificate.json"
             words = ["-m", "verify", "certify", str(folder), "--device", "cuda", "--cases", str(CASES)]
@@ -212,8 +243,8 @@ def certify(session: Session) -> None:
             stated = json.loads(file.read_text()) if file.exists() else None
         return name, folder, stated, done.stderr
 
-    with ThreadPoolExecutor(min(session.jobs, len(PACKAGES))) as pool:
-        for job in [pool.submit(one, name) for name in PACKAGES]:
+    with ThreadPoolExecutor(min(session.jobs, len(table))) as pool:
+        for job in [pool.submit(one, name) for name in table]:
             name, folder, stated, said = job.result()
             entry: dict[str, Any] = identity(folder)
             if stated is None:
@@ -221,14 +252,17 @@ def certify(session: Session) -> None:
             else:
                 stated.pop("machine")
                 entry |= stated | ({"messages": said[-4000:]} if stated["violations"] else {})
+                silent = unheard(folder, stated)
+                if silent:
+                    entry |= {"holds": False, "unheard": silent}
             figures["packages"][name] = entry
             done = list(figures["packages"].values())
             figures |= {
                 "cases": sum(e.get("cases", 0) for e in done),
                 "violations": sum(e.get("violations", 0) for e in done),
-                "holds": len(done) == len(PACKAGES) and all(e["holds"] for e in done),
+                "holds": len(done) == len(table) and all(e["holds"] for e in done),
             }
-            session.keep("certify", figures)
+            session.keep(part, figures)
 
 
 def tests(session: Session) -> None:
@@ -360,6 +394,7 @@ PARTS: dict[str, Callable[[Session], None]] = {
     "speed": speed,
     "io": traffic,
     "certify": certify,
+    "certify_sm90a": certify_sm90a,
     "tests": tests,
     "sanitize": sanitizers,
     "calibrate": calibrate,

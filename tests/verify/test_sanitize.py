@@ -138,4 +138,4 @@ def test_unknown_names_are_refused(small_package, tmp_path):
     done = CliRunner().invoke(main, ["sanitize", str(small_package), "--tool", "leakcheck"])
     assert done.exit_code == 2 and "known: memcheck, racecheck, initcheck, synccheck" in done.output
     done = CliRunner().invoke(main, ["gpu-session", "--out", str(tmp_path), "--part", "all"])
-    assert done.exit_code == 2 and "known: speed, io, certify, tests, sanitize, calibrate" in done.output
+    assert done.exit_code == 2 and "known: speed, io, certify, certify_sm90a, tests, sanitize, calibrate" in done.output

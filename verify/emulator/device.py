@@ -7,8 +7,8 @@ two of them differ in one bit of O or LSE; so one result answers for all.
 
 Holds at every launch: what csrc/forward.h promises to a CUDA kernel and binding.h makes true (16-byte aligned bases,
 strides of whole 16 bytes, else a contiguous copy). O, LSE and all that a layout leaves unused are NaN before; Q, K, V
-and key_lengths cannot be written, keys beyond a length not even read; every element of O and LSE must be written
-exactly once.
+and key_lengths cannot be written, keys beyond a length not even read (by a kernel that copies whole tiles by TMA: not
+used); every element of O and LSE must be written exactly once.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from codegen.devices import DEVICES
 from codegen.errors import RequestError
 from verify import machine, packages
 from verify.cases import CAUSAL, Array, Case, torch_dtype
-from verify.devices import Path, of_variant
+from verify.devices import Path, of_variant, takes
 from verify.emulator import build
 from verify.emulator.emulator import (
     ACCUMULATIONS,
@@ -44,6 +45,7 @@ from verify.emulator.emulator import (
 from verify.guarded import DTYPE_CODES, ForwardArgs
 
 VECTOR_BYTES = 16  # the kernels load whole vectors
+NAN_BITS = 0x7FFF  # a NaN in bf16 and in fp16
 
 
 @dataclass
@@ -55,8 +57,12 @@ class Call:
     arrays: dict[str, npt.NDArray[Any]]
 
     @classmethod
-    def of(cls, case: Case, *, debug: bool = False, trace_tiles: int = 0) -> Call:
-        """The call that the op would make of `case`. debug: for the debug form, with room for `trace_tiles` tiles."""
+    def of(cls, case: Case, *, debug: bool = False, trace_tiles: int = 0, tma: bool = False) -> Call:
+        """The call that the op would make of `case`.
+
+        debug: for the debug form, with room for `trace_tiles` tiles. tma: for a kernel that copies whole tiles of
+            keys: it may read, and must not use, keys beyond a length (NaN here); it takes some memory of its own.
+        """
         sizes, words = case.sizes, case.tensors("cpu")
         rows = (sizes["B"], sizes["Hq"], sizes["Nq"])
         arrays = {name: _placed(_bits(words[name])) for name in ("q", "k", "v")}
@@ -71,23 +77,30 @@ class Call:
             **{name: sizes[name] for name in ("B", "Hq", "Hkv", "Nq", "Nk")},
             scale=case.scale, causal=CAUSAL.index(case.causal), trace_tiles=trace_tiles,
         )  # fmt: skip
+        if tma:
+            arrays["scratch"] = guarded((1,), np.uint32)
+            arrays["scratch"][:] = 0xDEADBEEF  # it may hold anything
+            for entry, length in enumerate(case.key_lengths or ()):
+                for name in ("k", "v"):
+                    arrays[name][entry, :, length:] = NAN_BITS
         for name in ("q", "k", "v", "o"):
             setattr(args, f"{name}_stride", (ctypes.c_int64 * 3)(*_strides(arrays[name])))
         return cls(args, case.dtype, arrays)
 
-    def launch(self, emulator: Emulator, target: str) -> Run:
-        """Register the arrays and run the package's entry point, as `emulator` is configured."""
+    def launch(self, emulator: Emulator, unit: str) -> Run:
+        """Register the arrays and run the entry point of a unit, as `emulator` is configured."""
         emulator.clear()
         lengths = self.arrays.get("key_lengths")
         for name, array in self.arrays.items():
-            if lengths is not None and name in ("k", "v"):
+            if lengths is not None and name in ("k", "v") and "scratch" not in self.arrays:
                 for entry, length in zip(array, lengths, strict=True):  # the keys beyond must not be read
                     for head in entry[:, :length]:
                         emulator.register(name, head)
             else:
-                emulator.register(name, array, writable=name == "trace", once=name in ("o", "lse"))
+                emulator.register(name, array, writable=name in ("trace", "scratch"), once=name in ("o", "lse"))
+        scratch = [self.arrays["scratch"]] if "scratch" in self.arrays else []
         code = DTYPE_CODES[self.dtype]
-        return emulator.launch(f"attention_forward_{target}", ctypes.byref(self.args), code, None)
+        return emulator.launch(f"attention_forward_{unit}", ctypes.byref(self.args), code, *scratch, None)
 
     def result(self, name: str) -> Array:
         """The array "o", "lse" or "trace" as float64."""
@@ -135,7 +148,7 @@ def _strides(x: npt.NDArray[Any]) -> list[int]:
 
 
 class EmulatorDevice:
-    """The kernels for one CUDA target in the emulator: one path per dtype, run in every schedule."""
+    """The kernels for one CUDA target in the emulator: a path per dtype and unit, run in every schedule."""
 
     name = "emulator"
     compares_runs = True
@@ -166,7 +179,7 @@ class EmulatorDevice:
         self.launches = self.findings = 0
         self.seconds = 0.0
         self.counted: Counter[str] = Counter()
-        self._emulators: dict[Folder, Emulator] = {}
+        self._emulators: dict[tuple[Folder, str], Emulator] = {}
 
     def paths(self, attn: ModuleType, dtype: str, case: Case) -> list[Path]:
         plan = packages.plan(attn.__path__[0])
@@ -176,7 +189,11 @@ class EmulatorDevice:
                 f"{plan['name']} has no kernel for --arch {self.arch}",
                 f"its targets: {', '.join(dict.fromkeys(v['target'] for v in plan['variants']))}",
             )
-        return [of_variant(attn, self.name, row, dtype, self.name) for row in rows if row["dtype"] == dtype]
+        units: dict[str, dict[str, Any]] = {}
+        for row in rows:
+            if row["dtype"] == dtype and takes(row, case):
+                units.setdefault(row.get("unit", row["isa"]), row)
+        return [of_variant(attn, self.name, row, dtype, self.name) for row in units.values()]
 
     def run(self, attn: ModuleType, case: Case, path: Path) -> tuple[Array, Array]:
         call = self._run(attn, case, path)
@@ -194,13 +211,14 @@ class EmulatorDevice:
 
         Raises: FindingError.
         """
-        emulator, first = self._emulator(Folder(attn.__path__[0])), None
+        emulator, first = self._emulator(Folder(attn.__path__[0]), path.isa), None
+        exact = self.arch in DEVICES and DEVICES[self.arch].is_exact
         emulator.option("mma", ACCUMULATIONS.index(self.accumulation))  # of the library, so another device may differ
         emulator.option("ex2_error", self.ex2_error)
         for schedule in self.schedules:
-            call = Call.of(case, debug=path.debug, trace_tiles=trace_tiles)
+            call = Call.of(case, debug=path.debug, trace_tiles=trace_tiles, tma=exact)
             emulator.configure(schedule)
-            done = call.launch(emulator, self.arch)
+            done = call.launch(emulator, path.isa)
             self._count(done)
             done.check(f"{schedule.name}:")
             if first is None:
@@ -209,15 +227,16 @@ class EmulatorDevice:
                 differs = _difference(first.result(name), call.result(name))
                 if differs is not None:
                     self.findings += 1
-                    what = f"forward_{self.arch}.cu: {name}{differs} under {self.schedules[0].name} and {schedule.name}"
+                    what = f"forward_{path.isa}.cu: {name}{differs} under {self.schedules[0].name} and {schedule.name}"
                     raise FindingError([Finding("schedule-dependent", f"{what}: the result depends on the schedule")])
         assert first is not None
         return first
 
-    def _emulator(self, folder: Folder) -> Emulator:
-        if folder not in self._emulators:
-            self._emulators[folder] = Emulator(build.package(folder, self.arch))
-        return self._emulators[folder]
+    def _emulator(self, folder: Folder, unit: str) -> Emulator:
+        key = (folder, unit)
+        if key not in self._emulators:
+            self._emulators[key] = Emulator(build.package(folder, unit))
+        return self._emulators[key]
 
     def _count(self, done: Run) -> None:
         self.launches += 1
