@@ -177,6 +177,8 @@ class Sm90aPlan:
             "lazy_rescale": self.lazy_rescale,
             "skips_masked": self.skips_masked,
             "registers": self.consumer_registers,
+            "producer_registers": self.producer_registers,
+            "consumer_registers": self.consumer_registers,
             "fast_memory_bytes": self.fast_memory_bytes,
         }
 
@@ -290,7 +292,8 @@ def _nothing_fits(problem: Problem, limit: int) -> PlanError:
         hints.append(f"smallest: Br={br} Bc={bc} needs {smallest.fast_memory_bytes:,} bytes ({parts})")
         if limit == problem.sram_bytes:
             hints.append(f"try --sram {-(-smallest.fast_memory_bytes // 1024)}KB")
-    return PlanError(f"no tile fits {limit:,} bytes of shared memory at {widths}", *hints)
+    dtypes = ", ".join(t for t in problem.dtypes if t in DTYPES)
+    return PlanError(f"no tile fits {limit:,} bytes of shared memory at {widths}, {dtypes}", *hints)
 
 
 def shared_memory(problem: Problem, arch: str) -> tuple[int, str]:

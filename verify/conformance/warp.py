@@ -1,4 +1,4 @@
-"""Cases of the warp's collectives and arithmetic: ldmatrix, stmatrix, mma, shfl, vote, redux, cvt, ex2, atomics."""
+"""Cases of the warp's collectives and arithmetic: ldmatrix, stmatrix, mma, shfl, vote, redux, cvt, ex2, rcp, lg2, atomics."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ def cases() -> list[Case]:
         *(make(name) for name in ("bf16", "f16") for make in (_mma_layout, _mma_sums)),
         *(_exchange(label) for label in ("mixed", "negative")),
         _arithmetic(),
+        _reciprocals(),
         _words(),
         _atomics(),
     ]
@@ -189,6 +190,29 @@ def _arithmetic() -> Case:
         ("ex2_approx_ftz", "cvt_rn_bf16x2", "cvt_rn_f16x2"),
         (
             Input(quads), Output("powers", np.zeros_like(quads)), Output("pairs", np.zeros(quads.shape, np.uint32)),
+            ctypes.c_int(len(quads) // 128),
+        ),
+        expected,
+    )  # fmt: skip
+
+
+def _reciprocals() -> Case:
+    """rcp and lg2 of the same numbers as ex2: what ends a row, O / l and ln l."""
+    quads = _floats().reshape(-1, 4)
+
+    def expected(_: float) -> Mapping[str, Expected]:
+        return {
+            "reciprocals": Allowed(lambda got: isa.rcp_agrees(quads, got), isa.RCP_RELATIVE_ERROR),
+            "logarithms": Allowed(lambda got: isa.lg2_agrees(quads, got), isa.LG2_ERROR),
+        }
+
+    return Case(
+        "reciprocals",
+        "warp_sm90a.cu",
+        "probe_reciprocals",
+        ("rcp_approx_ftz", "lg2_approx_ftz"),
+        (
+            Input(quads), Output("reciprocals", np.zeros_like(quads)), Output("logarithms", np.zeros_like(quads)),
             ctypes.c_int(len(quads) // 128),
         ),
         expected,

@@ -13,12 +13,16 @@ from __future__ import annotations
 from verify.emulator.isa_arithmetic import (
     CANONICAL_NAN,
     EX2_RELATIVE_ERROR,
+    LG2_ERROR,
+    RCP_RELATIVE_ERROR,
     Sum,
     cvt_rn,
     cvt_rn_x2,
     decode,
     ex2_agrees,
+    lg2_agrees,
     mma_m16n8k16,
+    rcp_agrees,
     redux_max_s32,
     shfl_xor,
     wgmma_m64nk16,
@@ -52,9 +56,10 @@ from verify.emulator.isa_tensor import (
 )
 
 __all__ = [
-    "CANONICAL_NAN", "EX2_RELATIVE_ERROR", "TENSOR_MAP_SWIZZLE", "Mbarrier", "NamedBarrier", "Sum", "TensorMap",
-    "canonical_layout", "cp_async_zfill", "cvt_rn", "cvt_rn_x2", "decode", "ex2_agrees", "gather", "groups_complete",
-    "ldmatrix_x4", "matrix_descriptor", "mma_a", "mma_b", "mma_d", "mma_m16n8k16", "operand_addresses", "pack",
-    "read_operand", "redux_max_s32", "scatter", "shfl_xor", "stmatrix_x4", "swizzle", "tma_load",
-    "tma_reduce_add_f32", "tma_store", "unpack", "wgmma_a", "wgmma_d", "wgmma_m64nk16", "write_operand",
+    "CANONICAL_NAN", "EX2_RELATIVE_ERROR", "LG2_ERROR", "RCP_RELATIVE_ERROR", "TENSOR_MAP_SWIZZLE", "Mbarrier",
+    "NamedBarrier", "Sum", "TensorMap", "canonical_layout", "cp_async_zfill", "cvt_rn", "cvt_rn_x2", "decode",
+    "ex2_agrees", "gather", "groups_complete", "ldmatrix_x4", "lg2_agrees", "matrix_descriptor", "mma_a", "mma_b",
+    "mma_d", "mma_m16n8k16", "operand_addresses", "pack", "rcp_agrees", "read_operand", "redux_max_s32", "scatter",
+    "shfl_xor", "stmatrix_x4", "swizzle", "tma_load", "tma_reduce_add_f32", "tma_store", "unpack", "wgmma_a", "wgmma_d",
+    "wgmma_m64nk16", "write_operand",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What each arithmetic primitive computes: mma, wgmma, cvt, ex2, shfl, redux, atomics.
+"""What each arithmetic primitive computes: mma, wgmma, cvt, ex2, rcp, lg2, shfl, redux, atomics.
 
 Source: PTX ISA 9.0, sections named at each function.
 
@@ -30,6 +30,8 @@ class Format(NamedTuple):
 FORMATS = {"bf16": Format(8, 7), "f16": Format(5, 10)}
 CANONICAL_NAN = 0x7FFF
 EX2_RELATIVE_ERROR = 2.0**-22
+RCP_RELATIVE_ERROR = 2.0**-23
+LG2_ERROR = 2.0**-22  # absolute for arguments in (0.5, 2), relative elsewhere
 SMALLEST_NORMAL = 2.0**-126
 
 
@@ -100,6 +102,39 @@ def ex2_agrees(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     infinite = np.isposinf(y) & (most > np.finfo(np.float32).max)
     exact_one = np.where(flushed == 0, y == 1, True)
     return np.where(np.isnan(x), np.isnan(y), (zero | normal | infinite) & exact_one)
+
+
+def rcp_agrees(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Whether float32 `y` may be rcp.approx.ftz.f32 of float32 `x`, elementwise.
+
+    Source: "Floating Point Instructions: rcp": relative error at most 2^-23; subnormal inputs and results are zeros of
+    the same sign; rcp(+-0) = +-inf, rcp(+-inf) = +-0, NaN stays NaN.
+    """
+    x, y = np.asarray(x, np.float32), np.asarray(y, np.float32)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        flushed = np.where(np.abs(x) < SMALLEST_NORMAL, np.copysign(np.float32(0), x), x).astype(np.float64)
+        want = 1 / flushed
+        near = np.abs(y.astype(np.float64) - want) <= np.abs(want) * (RCP_RELATIVE_ERROR + 2.0**-50)
+        subnormal = np.abs(want) * (1 - RCP_RELATIVE_ERROR) < SMALLEST_NORMAL
+    zero = (y == 0) & subnormal
+    normal = near & (np.abs(y) >= SMALLEST_NORMAL) & np.isfinite(want)
+    infinite = np.isinf(y) & np.isinf(want)
+    return np.where(np.isnan(x), np.isnan(y), (zero | normal | infinite) & (np.signbit(y) == np.signbit(want)))
+
+
+def lg2_agrees(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Whether float32 `y` may be lg2.approx.ftz.f32 of float32 `x`, elementwise.
+
+    Source: "Floating Point Instructions: lg2": absolute error at most 2^-22 for arguments in (0.5, 2), relative error
+    at most 2^-22 elsewhere; subnormal inputs are zeros; lg2(+-0) = -inf, lg2(+inf) = +inf, NaN below zero.
+    """
+    x, y = np.asarray(x, np.float32), np.asarray(y, np.float32)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        flushed = np.where(np.abs(x) < SMALLEST_NORMAL, np.float32(0), x).astype(np.float64)
+        want = np.log2(flushed)
+        allowed = LG2_ERROR * np.where((flushed > 0.5) & (flushed < 2), 1, np.abs(want)) * (1 + 2.0**-25)
+        near = np.abs(y.astype(np.float64) - want) <= allowed
+    return np.where(np.isnan(want), np.isnan(y), np.where(np.isinf(want), y == want, near))
 
 
 def mma_m16n8k16(a: np.ndarray, b: np.ndarray, c: np.ndarray, name: str) -> Sum:

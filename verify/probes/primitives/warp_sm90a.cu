@@ -1,4 +1,4 @@
-// warp_sm90a.cu: probes of stmatrix, shared accesses, integer forms, votes and atomics.
+// warp_sm90a.cu: probes of stmatrix, shared accesses, rcp, lg2, integer forms, votes and atomics.
 //
 // Each launcher takes device pointers and sizes and returns a cudaError_t. Inputs and expected outputs:
 // verify/conformance/warp.py.
@@ -56,6 +56,22 @@ __global__ void words_kernel(const void* registers, const void* masks, uint32_t*
   if (lane == 0) store_registers(any, votes, block);
 }
 
+// Four arguments in, per thread: rcp of each to `reciprocals`, lg2 of each to `logarithms`.
+__global__ void reciprocals_kernel(const char* arguments, uint32_t* reciprocals, uint32_t* logarithms) {
+  const uint32_t smem = dynamic_smem();
+  const int threads = blockDim.x, thread = threadIdx.x;
+  const int index = int(blockIdx.x) * threads + thread;
+  load_shared(smem, arguments + 16 * threads * int(blockIdx.x), 16 * threads);
+  uint32_t bits[4], reciprocal[4], logarithm[4];
+  load_registers(bits, smem, thread);
+  for (int i = 0; i < 4; ++i) {
+    reciprocal[i] = as_bits(rcp_approx_ftz(as_float(bits[i])));
+    logarithm[i] = as_bits(lg2_approx_ftz(as_float(bits[i])));
+  }
+  store_registers(reciprocals, reciprocal, index);
+  store_registers(logarithms, logarithm, index);
+}
+
 // Every thread of every block adds `step` to counter (thread mod 4) and stores what it found to found[its number]; then
 // adds its own thread number to sums: element thread mod 8, pair thread mod 4, quadruple thread mod 2.
 __global__ void atomics_kernel(uint32_t* counters, uint32_t step, float* found, float* sums) {
@@ -81,6 +97,11 @@ extern "C" int probe_stmatrix(const void* background, const void* rows, const vo
 // registers: uint32 (32, 4); masks: uint32 (32, 4), entry (block, 0) used; out: (count, 32, 4); any: (count, 4).
 extern "C" int probe_words(const void* registers, const void* masks, uint32_t* out, uint32_t* any, int count) {
   return run(words_kernel, count, 32, 3 * kRegisterTable, registers, masks, out, any);
+}
+
+// arguments, reciprocals, logarithms: float32 (128 * blocks, 4).
+extern "C" int probe_reciprocals(const char* arguments, uint32_t* reciprocals, uint32_t* logarithms, int blocks) {
+  return run(reciprocals_kernel, blocks, 128, 16 * 128, arguments, reciprocals, logarithms);
 }
 
 // counters: uint32 (4,); found: float32 (64 * blocks,); sums: float32 (24,).
