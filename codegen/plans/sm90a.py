@@ -6,7 +6,7 @@ more rows or keys (`registers_sm90a`).
 
 From the paper's tile to a legal one, each step a Change with its reason:
   1. Br to a multiple of 64, the rows of a wgmma; Bc to a multiple of 16, the keys of one step of P V, at most 256.
-  2. Bc to what S and P leave room for beside O, P in registers or in shared memory, whichever holds more keys.
+  2. Bc, and below 32 keys Br, to what S and P leave room for beside O, with P in registers if that holds.
   3. Into min(--sram, shared memory of a block) with two stages of K and of V: fewer keys, but not below 32; then fewer
      rows; then one stage of V, of K, and 16 keys.
 With `--tiling tuned` the plan is the fastest one measured, by mask form and length class; a case that was not measured
@@ -221,21 +221,22 @@ def plan_tile(problem: Problem, limit: int) -> tuple[Sm90aPlan, tuple[Change, ..
     _note(changes, "Br", paper.br, br, whole, problem.br)
     _note(changes, "Bc", paper.bc, bc, whole, problem.bc)
 
-    held = next((keys for keys in _keys(problem, bc, GRANULE) if make_plan(problem, br, keys, (1, 1))), None)
+    held = next(_holding(problem, br, bc), None)
     if held is None:
         hint = () if problem.br is None and problem.bc is None else ("fewer rows or keys (--br, --bc)",)
         raise PlanError(_why_registers(problem, br, bc), *hint)
     spill = _why_registers(problem, br, bc)
-    if held != bc:
+    if (held.br, held.bc) != (br, bc):
         rejected.append(Rejection(br=br, bc=bc, why=spill))
-    _note(changes, "Bc", bc, held, spill, problem.bc)
+    _note(changes, "Br", br, held.br, spill, problem.br)
+    _note(changes, "Bc", bc, held.bc, spill, problem.bc)
 
-    fitting = next(_fitting(problem, br, held, limit, rejected), None)
+    fitting = next(_fitting(problem, held.br, held.bc, limit, rejected), None)
     if fitting is None:
         raise _nothing_fits(problem, limit)
-    over = f"{br} x {held} with two stages exceeds {limit:,} bytes"
-    _note(changes, "Br", br, fitting.br, f"{over}; rows go before fewer than {FEW_KEYS} keys", problem.br)
-    _note(changes, "Bc", held, fitting.bc, over, problem.bc)
+    over = f"{held.br} x {held.bc} with two stages exceeds {limit:,} bytes"
+    _note(changes, "Br", held.br, fitting.br, f"{over}; rows go before fewer than {FEW_KEYS} keys", problem.br)
+    _note(changes, "Bc", held.bc, fitting.bc, over, problem.bc)
     return fitting, tuple(changes), tuple(rejected[:MOST_REJECTIONS])
 
 
@@ -243,11 +244,25 @@ def _keys(problem: Problem, most: int, least: int) -> list[int]:
     return [problem.bc] if problem.bc else list(range(most, least - 1, -GRANULE))
 
 
+def _rows(problem: Problem, most: int) -> list[int]:
+    return [problem.br] if problem.br else list(range(most, 0, -WARPGROUP_ROWS))
+
+
+def _holding(problem: Problem, br: int, bc: int) -> Iterator[Sm90aPlan]:
+    """Plans of at most br x bc that hold in registers, the nearest first; rows go before fewer than FEW_KEYS keys."""
+    for least in dict.fromkeys((min(bc, FEW_KEYS), GRANULE)):
+        for rows in _rows(problem, br):
+            for keys in _keys(problem, bc, least):
+                plan = make_plan(problem, rows, keys, STAGES[-1])
+                if plan is not None:
+                    yield plan
+
+
 def _fitting(problem: Problem, br: int, bc: int, limit: int, rejected: list[Rejection]) -> Iterator[Sm90aPlan]:
     """Plans within `limit` bytes, the nearest to br x bc first; what is overridden stays."""
     for stages in STAGES:
         for least in dict.fromkeys((min(bc, FEW_KEYS), GRANULE)) if stages != STAGES[0] else (min(bc, FEW_KEYS),):
-            for rows in [br] if problem.br else range(br, 0, -WARPGROUP_ROWS):
+            for rows in _rows(problem, br):
                 for keys in _keys(problem, bc, least):
                     plan = make_plan(problem, rows, keys, stages)
                     if plan is not None and plan.fast_memory_bytes <= limit:

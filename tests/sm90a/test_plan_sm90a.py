@@ -1,0 +1,182 @@
+"""The planner of the wgmma kernel: legal tiles within the budget, the register rule's record, the files it names."""
+
+import json
+import re
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from codegen import lint, problem, render, tuned
+from codegen.errors import PlanError
+from codegen.plans import registers_sm90a, sm90a
+from codegen.plans.sm90a import Sm90aPlan
+
+RECORD = json.loads(Path(registers_sm90a.__file__).with_suffix(".json").read_text())
+LIMIT = 227 * 1024
+
+
+def asked(**more):
+    return problem.make(archs=["sm80"], **{"sram_bytes": 192 * 1024, "d": 128, **more})
+
+
+def decide(**more):
+    return sm90a.decide(asked(**more), "sm90a")
+
+
+def consumers_of(row):
+    return row["br"] // sm90a.WARPGROUP_ROWS
+
+
+@pytest.mark.parametrize("row", RECORD, ids=lambda r: f"{r['br']}x{r['bc']}-{r['d']}-{r['dv']}-{r['blocks_per_sm']}")
+def test_the_register_rule_accepts_what_compiled_cleanly_and_nothing_else(row):
+    clean = row["spilled_bytes"] == 0 and not row["warnings"]
+    way = (consumers_of(row), row["blocks_per_sm"], row["bc"], sm90a.padded(row["dv"]), row["p_in_shared"])
+    assert registers_sm90a.holds(*way) is clean
+
+
+def test_the_record_has_both_ways_of_p_and_every_split():
+    assert {(consumers_of(r), r["blocks_per_sm"]) for r in RECORD} == set(registers_sm90a.REGISTERS)
+    assert {r["p_in_shared"] for r in RECORD} == {False, True}
+
+
+def test_no_split_wants_more_registers_than_its_launch_gives():
+    for (consumers, blocks), (producer, consumer) in registers_sm90a.REGISTERS.items():
+        launched = 65536 // (128 * (1 + consumers) * blocks) // 8 * 8
+        assert producer + consumers * consumer <= (1 + consumers) * min(launched, 256), (consumers, blocks)
+        assert producer % 8 == consumer % 8 == 0
+
+
+@pytest.mark.parametrize("kb", [64, 100, 192, 227, 300])
+@pytest.mark.parametrize("d, dv", [(d, d) for d in range(8, 257, 8)] + [(192, 128), (72, 40), (8, 256), (256, 8)])
+def test_every_width_has_a_plan_within_the_budget(kb, d, dv):
+    decision = decide(sram_bytes=kb * 1024, d=d, dv=dv)
+    plan = decision.variants[0].plan
+    assert plan.fast_memory_bytes <= decision.limit_bytes == min(kb * 1024, LIMIT)
+    assert sum(part.bytes for part in plan.memory) <= plan.fast_memory_bytes
+    way = (plan.consumers, plan.blocks_per_sm, plan.bc, plan.dv_padded, plan.p_in_shared)
+    assert registers_sm90a.holds(*way)
+
+
+@pytest.mark.parametrize("d, dv", [(8, 8), (24, 40), (64, 64), (128, 128), (192, 128), (256, 256)])
+def test_regions_follow_each_other_on_whole_periods_of_the_swizzle(d, dv):
+    for decision in sm90a.candidates(asked(d=d, dv=dv, sram_bytes=LIMIT), "sm90a", causal="full", length_class="short"):
+        plan = decision.variants[0].plan
+        for before, after in pairwise(plan.layout):
+            assert before.offset + before.bytes <= after.offset
+        tiles = [r for r in plan.layout if r.name.split()[-1] in ("tile", "tiles") and r.constant != "kTilesAt"]
+        assert all(r.offset % sm90a.ALIGNMENT == 0 for r in tiles)
+        barriers = 2 * plan.consumers + 2 * plan.stages_k + 2 * plan.stages_v + 2 * 2 + 2
+        assert 8 * barriers <= sm90a.BARRIER_BYTES
+
+
+def test_the_paper_tile_is_changed_step_by_step_and_each_step_says_why():
+    decision = decide()
+    plan, changes = decision.variants[0].plan, decision.changes["sm90a/bf16"]
+    assert (plan.br, plan.bc, plan.stages_k, plan.stages_v) == (128, 144, 2, 2)
+    assert [c.what for c in changes] == ["Bc 192 -> 144"] and "196,608 bytes" in changes[0].why
+    wide = decide(d=256, sram_bytes=400 * 1024).changes["sm90a/bf16"]
+    steps = ["Br 200 -> 192", "Bc 200 -> 192", "Br 192 -> 128", "Bc 192 -> 128", "Bc 128 -> 80"]
+    assert [c.what for c in wide] == steps
+    assert "64 rows" in wide[0].why and "160 registers" in wide[2].why and "232,448 bytes" in wide[4].why
+
+
+@pytest.mark.parametrize(
+    "more, words",
+    [
+        ({"br": 96}, "multiple of 64"),
+        ({"br": 320}, "at most 256"),
+        ({"bc": 24}, "multiple of 16"),
+        ({"br": 192, "bc": 160}, "spills"),
+        ({"br": 192, "bc": 128, "sram_bytes": 100 * 1024}, "no tile fits"),
+        ({"sram_bytes": 8 * 1024}, "try --sram"),
+        ({"debug": True}, "no debug form"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_reason(more, words):
+    with pytest.raises(PlanError, match=re.escape(words)):
+        decide(**more)
+
+
+def test_an_override_that_is_legal_is_taken():
+    plan = decide(br=192, bc=128, sram_bytes=LIMIT).variants[0].plan
+    assert (plan.br, plan.bc, plan.p_in_shared, plan.skips_masked) == (192, 128, True, True)
+
+
+def test_consumers_may_not_skip_what_they_would_wait_for():
+    """256 x 64 hung on a GPU: the first consumer waited for a third K that the last one could not let in."""
+    plan = sm90a.make_plan(asked(d=64), 256, 64, (2, 2))
+    assert plan is not None and not plan.skips_masked
+    with pytest.raises(PlanError):
+        replace(plan, skips_masked=True)
+
+
+@pytest.mark.parametrize("causal", tuned.CAUSAL_FORMS)
+@pytest.mark.parametrize("length_class", tuned.LENGTH_CLASSES)
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_candidates_are_distinct_legal_and_include_the_fastest_known(d, causal, length_class):
+    fastest = {64: (192, 128), 128: (192, 128), 256: (128, 80)}[d]
+    found = sm90a.candidates(asked(d=d, sram_bytes=LIMIT), "sm90a", causal=causal, length_class=length_class)
+    plans = [decision.variants[0].plan for decision in found]
+    assert len(set(plans)) == len(plans) and fastest in {(p.br, p.bc) for p in plans}
+    assert all(p.causal == causal and p.fast_memory_bytes * p.blocks_per_sm <= LIMIT for p in plans)
+
+
+def rendered(asked_for, decision):
+    header = ["A test."]
+    return {
+        path: render.render(template, {**context, "problem": asked_for, "header": header}).decode()
+        for path, (template, context) in sm90a.files(asked_for, decision).items()
+    }
+
+
+def tuned_decision(asked_for):
+    """As `decide` makes it of a table: 128 x 128 twice, two other tiles."""
+    plans = {
+        ("full", "short"): sm90a.make_plan(asked_for, 128, 128, (2, 2), causal="full"),
+        ("full", "long"): sm90a.make_plan(asked_for, 192, 128, (2, 2), causal="full"),
+        ("causal", "short"): sm90a.make_plan(asked_for, 128, 128, (2, 2), causal="causal"),
+        ("causal", "long"): sm90a.make_plan(asked_for, 128, 128, (2, 2), causal="causal"),
+    }
+    return sm90a._decision(asked_for, "sm90a", plans, LIMIT, "--sram")
+
+
+def test_a_package_of_one_plan_has_one_kernel_and_a_chooser():
+    files = rendered(asked(), decide())
+    kernels = [path for path in files if re.fullmatch(r"csrc/forward_sm90a_\d+\.cu", path)]
+    assert kernels == ["csrc/forward_sm90a_0.cu"]
+    assert "return attention_forward_sm90a_0(args, dtype, scratch, stream);" in files["csrc/forward_sm90a.cu"]
+    lint.require_clean({path: text for path, text in files.items() if lint.covers(path)})
+    included = {f"csrc/{name}" for text in files.values() for name in re.findall(r'#include "([^"]+)"', text)}
+    assert included - {"csrc/forward.h"} <= set(files)
+
+
+def test_equal_plans_share_a_kernel_and_the_chooser_tests_the_narrow_class_first():
+    request = asked(sram_bytes=LIMIT)
+    files = rendered(request, tuned_decision(request))
+    assert sum(bool(re.fullmatch(r"csrc/forward_sm90a_\d+\.cu", path)) for path in files) == 3
+    returns = re.findall(r"(if \(.*\) )?return (attention_forward_sm90a_\d|cuda\w+)", files["csrc/forward_sm90a.cu"])
+    assert [(test.strip(), what) for test, what in returns] == [
+        ("if (args->causal != kFull && args->Nq <= 1024)", "attention_forward_sm90a_2"),
+        ("if (args->causal != kFull)", "attention_forward_sm90a_2"),
+        ("if (args->causal == kFull && args->Nq <= 1024)", "attention_forward_sm90a_0"),
+        ("if (args->causal == kFull)", "attention_forward_sm90a_1"),
+        ("", "cudaErrorInvalidValue"),
+    ]
+    header = files["csrc/ptx_sm90a.cuh"]
+    assert {"wgmma_m64n128k16_bf16_ss", "wgmma_m64n128k16_f16_rs"} <= set(re.findall(r"wgmma_m64n\w+", header))
+
+
+def test_a_kernel_file_stays_readable_in_one_go():
+    for d, br, bc in ((64, 192, 128), (128, 192, 128), (128, 128, 128), (256, 128, 80)):
+        request = asked(d=d, br=br, bc=bc, sram_bytes=LIMIT)
+        text = rendered(request, sm90a.decide(request, "sm90a"))["csrc/forward_sm90a_0.cu"]
+        assert len(text.splitlines()) <= 470
+
+
+def test_the_plan_class_is_made_of_its_own_fields():
+    """What a tuning table keeps of a plan, `fields`, leads back to it."""
+    plan = decide().variants[0].plan
+    fields = {k: v for k, v in vars(plan).items() if k not in ("d", "dv")}
+    assert Sm90aPlan(d=plan.d, dv=plan.dv, **json.loads(json.dumps(fields))) == plan
