@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from codegen.errors import RequestError
 from verify import certify, devices, fuzz, judge, mutants, packages, sanitize, suite
 from verify.__main__ import main
+from verify.cases import Case
 from verify.certificate import Record
 from verify.emulator import device as emulated
 from verify.emulator.device import Call, EmulatorDevice
@@ -140,6 +141,19 @@ def test_a_problem_without_keys_reads_nothing(host):
     (path,) = device.paths(attn, "bf16", one)
     o, lse = device.run(attn, one, path)
     assert (o == 0).all() and np.isneginf(lse).all() and device.counted["bytes_read"] == 0
+
+
+@pytest.mark.parametrize("empty", [{"nq": 0}, {"b": 0}, {"nq": 0, "nk": 0}, {"b": 0, "nk": 0}])
+def test_a_problem_without_rows_calls_no_kernel(host, empty):
+    b, nq, nk = (({"b": 2, "nq": 3, "nk": 5} | empty)[name] for name in ("b", "nq", "nk"))
+    one = Case(
+        name="empty", family="empty", dtype="fp16", q=np.zeros((b, 4, nq, 64)), k=np.zeros((b, 2, nk, 64)),
+        v=np.zeros((b, 2, nk, 64)), scale=0.5, causal="bottom_right", key_lengths=(0,) * b,
+    )  # fmt: skip
+    attn, device = packages.load(host), EmulatorDevice()
+    (path,) = device.paths(attn, "fp16", one)
+    o, lse = device.run(attn, one, path)
+    assert o.shape == (b, 4, nq, 64) and lse.shape == (b, 4, nq) and device.counted["bytes_read"] == 0
 
 
 def test_requests_that_cannot_be_met_say_what_can(host):
