@@ -6,7 +6,7 @@ How each is compared:
                    the sums are exact: read-outs of every descriptor and every N, and products of small integers.
   within a bound   mma and wgmma sums of fractions: the bound that verify.arithmetic derives from the calibrated
                    block and fraction bits; they also equal the model of verify/emulator/measured.py bit for bit.
-                   ex2: 2^-22 relative, special values exactly.
+                   ex2: 2^-22 relative; rcp: 2^-23; lg2: 2^-22, absolute near 1; special values exactly.
   by refusal       tensor copies that start at an unaligned element or, when stored, below 0: the machine stops.
 """
 
@@ -172,6 +172,8 @@ MISTAKES = {
     "redux compares unsigned": (
         "warp", isa, "redux_max_s32", lambda v: np.full(32, v.view(np.uint32).max()).view(np.int32),
     ),
+    "rcp is exact to a quarter ulp": ("warp", isa_arithmetic, "RCP_RELATIVE_ERROR", 2.0**-27),
+    "lg2 is the natural logarithm": ("warp", isa, "lg2_agrees", lambda x, y: np.abs(y - np.log(np.abs(x))) < 1e-6),
     "zero fill leaves the old bytes": (
         "copies", isa, "cp_async_zfill",
         lambda m, at, source, size, n: np.concatenate([m[:at], source[:n], m[at + n :]]),
@@ -206,7 +208,8 @@ def test_the_vectors_notice_a_wrong_statement(mistake, monkeypatch):
 
 def test_a_recorded_value_that_changes_is_noticed():
     """Every output of every case matters: one flipped bit anywhere is a miss, or lies in a place named here."""
-    free = {("atomics", "found"), ("arithmetic", "powers")}  # any order; a low bit of a power is within its bound
+    # Any order; a low bit of a power, a reciprocal or a logarithm is within its bound.
+    free = {("atomics", "found"), ("arithmetic", "powers"), ("reciprocals", "reciprocals"), ("reciprocals", "logarithms")}
     relative = record.relative_error()
     for topic in ("copies", "barriers", "warp"):
         vectors = suite.vectors(DATA, topic)

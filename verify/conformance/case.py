@@ -93,10 +93,11 @@ class Near:
 
 @dataclass(frozen=True)
 class Allowed:
-    """Whatever `allows` says yes to; `relative` is how far two allowed values may be apart."""
+    """Whatever `allows` says yes to; an allowed value is `relative` or `absolute` off, whichever is more."""
 
     allows: Callable[[Array], Array]
     relative: float
+    absolute: float = 0.0
 
     def differs(self, got: Array) -> Array:
         return ~self.allows(got)
@@ -107,7 +108,8 @@ class Allowed:
         with np.errstate(invalid="ignore"):
             apart = np.abs(one.astype(np.float64) - two.astype(np.float64))
         # One machine may flush a result at the edge of the normal numbers that the other keeps.
-        return equal | (apart <= 2 * self.relative * larger) | (larger <= SMALLEST_NORMAL * (1 + 2 * self.relative))
+        near = apart <= 2 * np.maximum(self.relative * larger, self.absolute)
+        return equal | near | (larger <= SMALLEST_NORMAL * (1 + 2 * self.relative))
 
 
 @dataclass(frozen=True)
