@@ -209,7 +209,9 @@ def test_the_vectors_notice_a_wrong_statement(mistake, monkeypatch):
 def test_a_recorded_value_that_changes_is_noticed():
     """Every output of every case matters: one flipped bit anywhere is a miss, or lies in a place named here."""
     # Any order; a low bit of a power, a reciprocal or a logarithm is within its bound.
-    free = {("atomics", "found"), ("arithmetic", "powers"), ("reciprocals", "reciprocals"), ("reciprocals", "logarithms")}
+    free = {
+        ("atomics", "found"), ("arithmetic", "powers"), ("reciprocals", "reciprocals"), ("reciprocals", "logarithms"),
+    }  # fmt: skip
     relative = record.relative_error()
     for topic in ("copies", "barriers", "warp"):
         vectors = suite.vectors(DATA, topic)
