@@ -147,11 +147,11 @@ def test_a_problem_without_keys_reads_nothing(host):
 def test_a_problem_without_rows_calls_no_kernel(host, empty):
     b, nq, nk = (({"b": 2, "nq": 3, "nk": 5} | empty)[name] for name in ("b", "nq", "nk"))
     one = Case(
-        name="empty", family="empty", dtype="fp16", q=np.zeros((b, 4, nq, 64)), k=np.zeros((b, 2, nk, 64)),
+        name="empty", family="empty", dtype="bf16", q=np.zeros((b, 4, nq, 64)), k=np.zeros((b, 2, nk, 64)),
         v=np.zeros((b, 2, nk, 64)), scale=0.5, causal="bottom_right", key_lengths=(0,) * b,
     )  # fmt: skip
     attn, device = packages.load(host), EmulatorDevice()
-    (path,) = device.paths(attn, "fp16", one)
+    (path,) = device.paths(attn, "bf16", one)
     o, lse = device.run(attn, one, path)
     assert o.shape == (b, 4, nq, 64) and lse.shape == (b, 4, nq) and device.counted["bytes_read"] == 0
 
