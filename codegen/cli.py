@@ -40,7 +40,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 @click.option("--dtype", metavar="LIST", help="float32,float64,bf16,fp16.  [default: all that the targets take]")
 @click.option("--arch", metavar="LIST", help="Targets: cpu,sm80,sm90a (which brings sm80), ...  [default: cpu,sm80]")
 @click.option("--algorithm", metavar="NAME", default="fa2", help="fa2: queries outside, K and V streamed past them.")
-@click.option("--tiling", metavar="NAME", default="paper", help="paper: Algorithm 1's tile, made legal.")
+@click.option("--tiling", metavar="NAME", default="paper", help="paper: Algorithm 1's tile, made legal; or tuned.")
 @click.option("--br", metavar="N", help="Query rows per tile, instead of the rule's. Refused if illegal.")
 @click.option("--bc", metavar="N", help="Keys per tile, instead of the rule's. Refused if illegal.")
 @click.option("--out", metavar="DIR", default="generated", show_default=True, help="Folder for the package.")
@@ -132,9 +132,6 @@ def _refuse_later(options: dict[str, Any]) -> None:
         known = options["algorithm"] in ("standard", "fa1")
         what = "comes later as a kernel (spec/ has it in NumPy)" if known else "unknown"
         raise RequestError(f"--algorithm {options['algorithm']}: {what}", "today: fa2")
-    if options["tiling"] != "paper":
-        what = "comes later" if options["tiling"] == "tuned" else "unknown"
-        raise RequestError(f"--tiling {options['tiling']}: {what}", "today: paper, or --br and --bc")
 
 
 def _refuse_contradictions(options: dict[str, Any]) -> None:
@@ -152,7 +149,7 @@ def _check(options: dict[str, Any], out: Path) -> None:
     from .check import check
 
     wanted = [key for key in ("sram", "d", "dv", "dtype", "arch", "br", "bc") if options[key] is not None]
-    problem = request(options) if wanted or options["debug"] else None
+    problem = request(options) if wanted or options["debug"] or options["tiling"] != "paper" else None
     reports = check(out, problem, options["name"])
     if options["json_"]:
         _print_json([{"package": str(r.folder), "digest": r.digest, "certified": r.certified} for r in reports])

@@ -1,6 +1,6 @@
 """Package names: one grammar, written and read back.
 
-    attn_d128_sram192k[_dv64][_float32|_bf16|...][_cpu|_sm80|...][_br64][_bc128][_debug]
+    attn_d128_sram192k[_dv64][_float32|_bf16|...][_cpu|_sm80|...][_tuned][_br64][_bc128][_debug]
 
 A part appears only where the request differs from the default, so two requests have one name exactly
 when they are equal. The budget is `192k` (times 1024 bytes) or `1000b`. Dtypes and targets are left out when
@@ -25,7 +25,7 @@ IMPORTED = ("filelock", "numpy", "torch")  # beside the standard library
 _WORDS = "|".join((*DTYPES, *ARCHS))
 _NAME = re.compile(
     r"attn_d(?P<d>[0-9]+)_sram(?P<sram>[0-9]+)(?P<unit>[kb])(?:_dv(?P<dv>[0-9]+))?"
-    rf"(?P<words>(?:_(?:{_WORDS}))*)(?:_br(?P<br>[0-9]+))?(?:_bc(?P<bc>[0-9]+))?(?P<debug>_debug)?"
+    rf"(?P<words>(?:_(?:{_WORDS}))*)(?P<tuned>_tuned)?(?:_br(?P<br>[0-9]+))?(?:_bc(?P<bc>[0-9]+))?(?P<debug>_debug)?"
 )
 
 
@@ -50,7 +50,7 @@ def package_name(problem: Problem) -> str:
     if problem.dv != problem.d:
         parts.append(f"dv{problem.dv}")
     dtypes, archs = stated(problem)
-    parts += [*(dtypes or ()), *(archs or ())]
+    parts += [*(dtypes or ()), *(archs or ()), *([problem.tiling] if problem.tiling != "paper" else [])]
     parts += [f"{side}{size}" for side, size in (("br", problem.br), ("bc", problem.bc)) if size is not None]
     if problem.debug:
         parts.append("debug")
@@ -73,6 +73,7 @@ def parse(name: str) -> Problem:
         dv=int(match["dv"]) if match["dv"] else None,
         dtypes=[w for w in words if w in DTYPES] or None,
         archs=[w for w in words if w in ARCHS] or None,
+        tiling="tuned" if match["tuned"] else "paper",
         debug=bool(match["debug"]),
         **size,
     )
@@ -88,6 +89,8 @@ def canonical_command(problem: Problem, name: str | None = None) -> str:
         words += ["--dtype", ",".join(dtypes)]
     if archs:
         words += ["--arch", ",".join(archs)]
+    if problem.tiling != "paper":
+        words += ["--tiling", problem.tiling]
     for side, size in (("--br", problem.br), ("--bc", problem.bc)):
         if size is not None:
             words += [side, str(size)]

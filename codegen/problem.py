@@ -15,7 +15,7 @@ DTYPES = ("float32", "float64", "bf16", "fp16")
 ITEMSIZE = {"float32": 4, "float64": 8, "bf16": 2, "fp16": 2}
 HEAD_DIMS = tuple(range(8, 257, 8))
 HEAD_DIMS_TEXT = "every multiple of 8 from 8 to 256"
-TILINGS = ("paper",)
+TILINGS = ("paper", "tuned")
 
 # The default targets and dtypes decide the bytes of a default package, so the set carries a version:
 # a release that adds a target raises it, and packages made before say which set they meant.
@@ -65,7 +65,11 @@ class Problem:
         put(self, "archs", _sorted_subset((*self.archs, *planners.companions(self.archs)), ARCHS, "--arch"))
         put(self, "debug", bool(self.debug))
         if self.tiling not in TILINGS:
-            raise RequestError(f"--tiling {self.tiling}: not available yet", f"today: {', '.join(TILINGS)}")
+            raise RequestError(f"--tiling {self.tiling}: unknown", f"known: {', '.join(TILINGS)}")
+        if self.tiling == "tuned" and not any(planners.TARGETS[arch].reads_tables for arch in self.archs):
+            having = ", ".join(arch for arch, target in planners.TARGETS.items() if target.reads_tables)
+            archs = ", ".join(self.archs)
+            raise RequestError(f"--tiling tuned has no effect on {archs}", f"{having} has measured plans")
         for arch in self.archs:
             if not self.dtypes_of(arch) and arch not in planners.companions(self.archs):
                 raise RequestError(

@@ -121,6 +121,19 @@ def test_the_name_and_the_command_leave_out_what_it_brings():
     assert names.package_name(ask()) != names.package_name(ask(archs=["sm80"]))
 
 
+def test_tuned_tiling_is_part_of_the_request_where_a_target_reads_tables():
+    tuned = ask(tiling="tuned")
+    assert tuned != ask() and problem.from_dict(tuned.as_dict()) == tuned
+    assert names.package_name(tuned) == "attn_d128_sram227k_sm90a_tuned"
+    assert names.canonical_command(tuned) == "codegen --sram 227KB --d 128 --arch sm90a --tiling tuned"
+    wider = ask(tiling="tuned", dtypes=["bf16"], archs=["cpu", "sm90a"], debug=True)
+    for asked in (tuned, ask(tiling="tuned", br=128), wider):
+        assert names.parse(names.package_name(asked)) == asked
+    assert package.asked_of(tuned, "sm80").tiling == "tuned" and package.decide(tuned).problem == tuned
+    with pytest.raises(RequestError, match=r"--tiling tuned has no effect on sm80, sm86\n  sm90a has measured plans"):
+        problem.make(sram_bytes=KB, d=8, archs=["sm80", "sm86"], tiling="tuned")
+
+
 # ---- Variants
 
 
