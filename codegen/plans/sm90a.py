@@ -160,7 +160,6 @@ class Sm90aPlan:
     def fast_memory_bytes(self) -> int:
         return self.layout[-1].offset + self.layout[-1].bytes
 
-
     def as_dict(self) -> dict[str, Any]:
         return {
             "br": self.br,
@@ -408,28 +407,15 @@ def products(plans: tuple[Sm90aPlan, ...], dtypes: tuple[str, ...]) -> list[dict
 
 
 def files(problem: Problem, decision: Decision) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
-    """A file per distinct plan, their headers, and the one that chooses between them, under csrc/."""
+    """A kernel per distinct plan, named in the order of the variants, and what the kernels include, under csrc/."""
     dtypes = tuple(dict.fromkeys(v.dtype for v in decision.variants))
-    uses: dict[Sm90aPlan, list[Variant]] = {}
-    for variant in decision.variants:
-        assert isinstance(variant.plan, Sm90aPlan)
-        uses.setdefault(variant.plan, []).append(variant)
-    plans = tuple(uses)
+    plans = tuple(dict.fromkeys(v.plan for v in decision.variants if isinstance(v.plan, Sm90aPlan)))
+    assert plans and dtypes, decision
     made: dict[str, tuple[str, Mapping[str, Any]]] = {
         f"csrc/{path}": (template, {"wgmma": products(plans, dtypes)} if template.endswith(".j2") else {})
         for path, template in HEADERS.items()
     }
-    choices = []
-    for number, (plan, variants) in enumerate(uses.items()):
-        entry = f"attention_forward_sm90a_{number}"
-        made[f"csrc/forward_sm90a_{number}.cu"] = (
-            "sm90a/forward_sm90a.cu.j2",
-            context(problem, plan, dtypes, entry),
-        )
-        for causal, length in dict.fromkeys((v.causal, v.length_class) for v in variants):
-            choices.append({"entry": entry, "causal": causal, "most_rows": tuned.LENGTH_CLASSES.get(length)})
-    # In the order of the tests: the class with the fewest rows first, the one without a limit last.
-    choices.sort(key=lambda c: (c["causal"], c["most_rows"] is None, c["most_rows"] or 0))
-    entries = [f"attention_forward_sm90a_{number}" for number in range(len(plans))]
-    made["csrc/forward_sm90a.cu"] = ("sm90a/choose_sm90a.cu.j2", {"choices": choices, "entries": entries})
+    for number, plan in enumerate(plans):
+        own = context(problem, plan, dtypes, f"attention_forward_sm90a_{number}")
+        made[f"csrc/forward_sm90a_{number}.cu"] = ("sm90a/forward_sm90a.cu.j2", own)
     return made

@@ -52,7 +52,7 @@ def write(folder: Path, plan: Sm90aPlan, dtypes: tuple[str, ...] = ("bf16",)) ->
     asked = problem.make(sram_bytes=2**20, d=plan.d, dv=plan.dv, dtypes=dtypes, archs=["sm80"])
     own = sm90a.context(asked, plan, dtypes, "attention_forward_sm90a")
     header = ["A kernel of the test suite."]
-    context = {**own, "wgmma": sm90a.products((plan,), dtypes), "problem": asked, "header": header}
+    context = {**own, "wgmma": sm90a.products((plan,), dtypes), "problem": asked, "header": header, "exact": True}
     names = {"forward_sm90a.cu": "sm90a/forward_sm90a.cu.j2", "forward.h": "package/csrc/forward.h.j2", **sm90a.HEADERS}
     texts = {path: render.render(template, context).decode() for path, template in names.items()}
     lint.require_clean({path: text for path, text in texts.items() if lint.covers(path)})

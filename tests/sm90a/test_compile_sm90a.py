@@ -36,7 +36,7 @@ def test_a_kernel_that_exceeds_its_registers_is_noticed(tmp_path):
 
 @pytest.mark.parametrize("causal, loops", [("full", 1), ("causal", 2)])
 def test_the_products_of_the_text_are_those_of_the_algorithm(tmp_path, causal, loops):
-    """Q K^T stands before the loop, in each copy of it and between tiles, P V in each copy, between tiles and at the end."""
+    """Q K^T stands before the loop, in each copy of it and between tiles; P V there too, and at the end."""
     plan = replace(gpu_check.PLANS["d128_128x128"][0], causal=causal)
     source = kernels.write(tmp_path, plan)
     ptx = source.with_suffix(".ptx")
