@@ -3,7 +3,7 @@
 A card under load changes its clock by several percent from minute to minute, so a figure here is never a time alone.
 In each round every call of a cell is sampled once, in an order drawn anew; a round gives one ratio per peer, and the
 figure is the median ratio with its spread. Beside it stand two readings that survive a change of clock: percent of the
-8192 x 8192 x 8192 matrix product measured between the cells of the same run, and tensor use, the fraction of the matrix
+8192 x 8192 x 8192 matrix product sampled in the same rounds, and tensor use, the fraction of the matrix
 units' cycles that the FLOPs take at least (sm_clock.py).
 
 A sample is what triton's do_bench takes: for WARMUP_S, then for MEASURE_S, the L2 cache is overwritten, then the call
@@ -30,6 +30,7 @@ from verify.sm_clock import SmClock, frequency, tensor_use
 WARMUP_S, MEASURE_S = 0.01, 0.025  # of one sample
 L2_BYTES = 256 * 1024 * 1024  # written between two calls: more than any GPU's L2 cache, as do_bench does
 MATMUL = 8192  # rows, columns and depth of the product that says what the card can do
+PRODUCT = (-1, "product", "")  # its key among the calls of a round
 BEST = "best"  # stands in ratios for the peer that is fastest in the cell
 
 
@@ -135,10 +136,10 @@ class Gpu:
         hertz = None if before is None or after is None else frequency(before.tolist(), after.tolist())
         return Sample(seconds, hertz)
 
-    def matmul_flops(self) -> float:
-        """FLOP/s of the matrix product, on random data."""
+    def product(self) -> Any:
+        """The matrix product, on random data: a call to sample beside the others."""
         one, two = self._factors
-        return 2.0 * MATMUL**3 / self.sample(lambda: one @ two).seconds
+        return one @ two
 
 
 def _clock(nvcc: Sequence[str] | None) -> tuple[SmClock | None, str]:
@@ -231,8 +232,10 @@ def time_group(
                     refused[index][name] = taken
                 else:
                     calls[index, "peer", name] = taken.run
-        matmul = gpu.matmul_flops()
-        samples = interleave(calls, rounds=rounds, sample=gpu.sample, choose=random.Random(seed))
+        samples = interleave(
+            {PRODUCT: gpu.product, **calls}, rounds=rounds, sample=gpu.sample, choose=random.Random(seed)
+        )
+    matmul = 2.0 * MATMUL**3 / statistics.median(s.seconds for s in samples[PRODUCT])
     seconds = {key: [s.seconds for s in taken] for key, taken in samples.items()}
     hertz = {key: [s.hertz for s in taken] for key, taken in samples.items()}
     timings = []

@@ -86,8 +86,8 @@ class FakeGpu:
         self.asked.append(name)
         return Sample(self.seconds.get(name, 1.0) * (1 + 0.01 * len(self.asked)), 1.5e9)
 
-    def matmul_flops(self):
-        return 700e12
+    def product(self):
+        return "product"
 
 
 def test_every_round_samples_each_call_once_in_an_order_of_its_own():
@@ -105,7 +105,7 @@ def peer(name, function):
 
 def group(attn, found, cells=(CELL,)):
     gpu = FakeGpu({})
-    gpu.sample = lambda call: Sample({"Tensor": 1.0}[type(call()).__name__], 1.5e9)
+    gpu.sample = lambda call: Sample({"Tensor": 1.0, "str": 2.0}[type(call()).__name__], 1.5e9)
     return bench_cuda.time_group(cells, {"ours": attn}, found, gpu=gpu, rounds=3, device="cpu")
 
 
@@ -120,6 +120,7 @@ def test_a_peer_that_fails_or_computes_something_else_is_named_and_not_timed(rig
     }
     (timing,) = group(right, found)
     assert list(timing.peers) == ["good"] and len(timing.ours) == 3
+    assert timing.matmul_flops == 2.0 * bench_cuda.MATMUL**3 / 2.0  # sampled in the same rounds
     assert timing.absent["none"] == "RuntimeError: no kernel for this head size"
     assert timing.absent["mask"].startswith("not attention: batch ")
 
@@ -206,7 +207,7 @@ def test_the_sampler_overwrites_the_cache_before_every_call_and_reads_the_clock(
     taken = gpu.sample(call, warmup=0.001, measure=0.002)
     assert len(seen) >= 6 and set(seen) == {0}
     assert 0 < taken.seconds < 0.1 and taken.hertz == pytest.approx(1e9)
-    assert gpu.matmul_flops() > 0
+    assert gpu.product().shape == (32, 32) and gpu.product().std() > 1
 
 
 def test_a_gpu_without_nvcc_times_without_a_clock(stand_in_gpu):
