@@ -1,4 +1,4 @@
-"""The kernels of an emitted sm_90a package as the judge meets them on the emulator: units, scratch memory, TMA's reads."""
+"""The kernels of an emitted sm_90a package as the emulator runs them for the judge: units, scratch memory, TMA's reads."""
 
 from __future__ import annotations
 
