@@ -1,5 +1,6 @@
 """The forward bound: never violated by a kernel that rounds as its model says, violated by one that does not."""
 
+import dataclasses
 import math
 import re
 
@@ -64,6 +65,19 @@ def test_the_smallest_problems_are_within_the_bound(name, dtype):
         for family in ("gaussian", "far_below_zero", "all_masked_row"):
             o, lse, *_ = judge(inputs.FAMILIES[family](2, nk, 8, 8, dtype=dtype, seed=nk), model, 16)
             assert o <= 1.0 and lse <= 1.0
+
+
+@pytest.mark.parametrize("exponent", [20, 30, 36, 44])
+@pytest.mark.parametrize("name", ["fma_f32", "muladd_f32"])
+def test_the_error_of_lse_grows_with_logits_as_large_as_the_domain_allows(name, exponent):
+    """A log-weight error beyond what exp holds in float64 is an error of LSE all the same."""
+    model = arithmetic.model(name, "float32")
+    seen = []
+    for seed, direction in enumerate(["low", "high", "random"]):
+        x = inputs.FAMILIES["gaussian"](5, 40, 16, 8, dtype="float32", seed=seed)
+        x = dataclasses.replace(x, q=x.q * 2.0**exponent)
+        seen.append(judge(x, model, 16, simulator.Errors(direction, seed))[:2])
+    assert np.max(seen) <= 1.0
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])

@@ -227,9 +227,20 @@ class _Block:
         return error * (1 + out.unit) + out.unit * abs_o + out.half_subnormal
 
     def lse(self) -> np.ndarray:
-        h = np.minimum(self.errors.h_lse, HUGE)
-        weights = np.log1p((self.s.p * np.expm1(h)).sum(axis=1))
-        return self._store_lse(weights, gamma(self.l_roundings, self.u))
+        return self._store_lse(self._log_raised(self.errors.h_lse), gamma(self.l_roundings, self.u))
+
+    def _log_raised(self, h: np.ndarray) -> np.ndarray:
+        """ln sum_k p_k e^h_k per row. Where float64 cannot hold e^h, or may have lost p, from ln p = -gap - ln L."""
+        s = self.s
+        raised = np.log1p((s.p * np.expm1(np.minimum(h, HUGE))).sum(axis=1))
+        for i in np.flatnonzero(self._far(h)):
+            x = (h[i] - s.gap[i])[s.visible[i]]
+            top = x.max()
+            raised[i] = top + np.log(np.exp(x - top).sum()) - np.log(s.total[i])
+        return raised
+
+    def _far(self, h: np.ndarray) -> np.ndarray:
+        return np.asarray(h.max(axis=1, initial=0.0) > HUGE)
 
     def lse_probable(self, confidence: float) -> np.ndarray:
         errors = self.errors
@@ -238,6 +249,8 @@ class _Block:
         random = self.s.p * np.exp(np.minimum(bias + errors.h_random, HUGE)) - self.s.p * np.exp(bias)
         linear = (self.s.p * np.expm1(bias)).sum(axis=1)
         weights = np.log1p(linear + np.sqrt((random * random).sum(axis=1)))
+        # Of errors this large only the sum of all that can happen is known.
+        weights = np.where(self._far(errors.h_lse), self._log_raised(errors.h_lse), weights)
         return self._store_lse(weights, confidence * np.sqrt(self.l_roundings) * self.u)
 
     def _store_lse(self, weights: np.ndarray, g_l: np.ndarray) -> np.ndarray:
