@@ -25,6 +25,8 @@ from .errors import ToolError
 from .plan import LENGTH_CLASSES
 from .problem import Problem
 
+__all__ = ["CAUSAL_FORMS", "LENGTH_CLASSES", "Choice", "fastest", "length_class_of", "read"]
+
 TABLES = Path(__file__).parent / "tuning"
 FORMAT = "tileproof tuning 1"
 

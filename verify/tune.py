@@ -211,13 +211,14 @@ def measure(
                     continue
                 call = bench_cuda.ours(attn, q, k, v, cell.causal)
                 try:
-                    wrong = expected.difference(call.run())
+                    served = attn.path(q, k, v, causal=cell.causal)["target"]
+                    wrong = f"served by {served}" if served != case.arch else expected.difference(call.run())
                 except RuntimeError as error:
                     wrong = first_line(error)
                 if wrong is None:
                     calls[i, cell.n] = call.run
                 else:
-                    refused[i] = f"not attention at {cell}: {wrong}"
+                    refused[i] = f"{cell}: {wrong}"
         calls = {key: call for key, call in calls.items() if key[0] not in refused}
         if not calls:
             raise CheckFailed(f"{case}: no candidate computes attention", *map(str, refused.values()))

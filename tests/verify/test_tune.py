@@ -72,16 +72,19 @@ class Numbered:
         o.number = self.number
         return o
 
+    def path(self, q, k, v, *, causal):
+        return {"target": "sm90a" if self.number == 3 else "sm80"}
+
 
 def test_the_fastest_candidate_comes_first_whatever_the_clock_does(case, right):
-    found = tune.candidates(case)[:4]
-    built = {i: Numbered(right, i) for i in range(4)}
-    speeds = {0: 1.05, 1: 1.0, 2: 1.3, 3: 1.02}
+    found = tune.candidates(case)[:5]
+    built = {i: Numbered(right, i) for i in (0, 1, 2, 4)}
+    speeds = {0: 1.05, 1: 1.0, 2: 1.3, 4: 1.02}
     measured = tune.measure(case, built, sample=times(speeds), dtype="bf16", rounds=5, device="cpu")
-    assert sorted(measured.screened) == [0, 1, 2, 3] and sorted(measured.final) == [0, 1, 3]  # 2 is left behind
+    assert sorted(measured.screened) == [0, 1, 2, 4] and sorted(measured.final) == [0, 1, 4]  # 2 is left behind
     assert all(len(s) == 5 for by in measured.final.values() for s in by.values())
     row = tune_report.row_of(case, found, measured, HEADER, "bf16")
-    assert [x["plan"] for x in row["plans"]] == [tune.fields_of(found[i]) for i in (1, 3, 0, 2)]
+    assert [x["plan"] for x in row["plans"]] == [tune.fields_of(found[i]) for i in (1, 4, 0, 2)]
     assert row["plans"][0]["relative"] == 1.0 and row["plans"][1]["relative"] == pytest.approx(1 / 1.02, abs=1e-3)
     assert [x["rounds"] for x in row["plans"]] == [5, 5, 5, tune.SCREEN_ROUNDS]
     assert row["plans"][3]["relative"] <= row["plans"][2]["relative"] and set(row["plans"][0]["tflops"]) == {"16", "32"}
@@ -93,13 +96,15 @@ def test_relative_speed_is_taken_round_by_round():
 
 
 def test_what_is_wrong_or_does_not_build_is_refused_with_its_reason(case, right, broken):
-    found = tune.candidates(case)[:3]
+    found = tune.candidates(case)[:4]
     built = {0: "nvcc failed", 1: Numbered(broken(scores=lambda s: 1.2 * s), 1), 2: Numbered(right, 2)}
+    built[3] = Numbered(right, 3)  # another target's kernel takes its calls
     measured = tune.measure(case, built, sample=times({2: 1.0}), dtype="bf16", rounds=2, device="cpu")
     assert list(measured.final) == [2]
     row = tune_report.row_of(case, found, measured, HEADER, "bf16")
     assert row["refused"][0]["why"] == "nvcc failed"
-    assert row["refused"][1]["why"].startswith("not attention at bf16 d=32 N=16 causal: batch")
+    assert row["refused"][1]["why"].startswith("bf16 d=32 N=16 causal: batch")
+    assert row["refused"][2]["why"] == "bf16 d=32 N=16 causal: served by sm90a"
     with pytest.raises(CheckFailed, match="no candidate computes attention"):
         tune.measure(case, {0: built[0], 1: built[1]}, sample=times({}), dtype="bf16", rounds=2, device="cpu")
 
