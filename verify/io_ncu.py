@@ -5,9 +5,11 @@ all counters, flushing the caches before every pass, so a figure is that of one 
 
 Nothing is asserted, because a counter does not count what the formula counts:
 
-  * L2 reads and writes of the SMs are in sectors of 32 bytes. For rows of whole sectors they equal the formula but
-    for key lengths, which are one sector per warp and not 8 bytes per thread. Rows of 16 (mod 32) bytes begin or end
-    inside a sector, and a sector that two loads touch counts for both.
+  * L2 reads and writes of the SMs are in sectors of 32 bytes; key lengths are one sector per warp and not 8 bytes per
+    thread. Rows of 16 (mod 32) bytes begin or end inside a sector, and a sector that two loads touch counts for both.
+  * L2 reads equal the formula where one block runs, or where blocks share nothing. Else an H200 counts fewer: what
+    neighbouring SMs ask for at the same time reaches L2 once. On two shapes ("causal from the top left" and "key
+    lengths") it counted up to 1.4 times the formula; we do not know why.
   * DRAM reads are fewer: blocks that run at the same time share K and V in L2, so they lie between compulsory
     traffic and the formula. Small calls also read instructions, parameters and page tables.
   * DRAM writes are fewer, down to nothing: O and LSE stay in L2, a write-back cache, when the kernel ends.

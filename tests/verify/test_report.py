@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from codegen.errors import CheckFailed
 from verify import __main__ as cli
-from verify import bench, machine, report
+from verify import bench, gpu_session, machine, report
 
 
 @pytest.fixture
@@ -73,3 +73,10 @@ def test_a_header_names_machine_versions_command_and_load(monkeypatch):
     found = machine.describe()
     assert found["cpu"]["cores"] >= 1 and found["versions"]["python"] and len(found["load"]) == 3
     assert found["command"] == "python -m verify bench attn_d64 --n 512"
+
+
+def test_the_figures_of_a_gpu_are_for_the_kernels_as_they_are_emitted_today():
+    """A certificate made on a GPU stays true as long as the kernels' code does: hashes without comments."""
+    stated = json.loads((gpu_session.ROOT / "verify/results/certificates_cuda_h200.json").read_text())["packages"]
+    for name, words in gpu_session.PACKAGES.items():
+        assert gpu_session.identity(gpu_session.request(words))["kernels"] == stated[name]["kernels"], name
