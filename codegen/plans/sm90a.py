@@ -41,7 +41,7 @@ ALIGNMENT = 1024  # bytes: period of the widest swizzle
 BARRIER_BYTES = 256
 TILE_BYTES = 32  # two query tiles, named ahead
 LAZY_FROM = 224  # padded dv from which the multiplications of O that a lazy rescale saves pay for its test
-COUNTER_FROM = 20  # query tiles per head from which causal tiles are handed out by a counter
+COUNTER_FROM = 11  # query tiles per head from which causal tiles are handed out by a counter
 # K and V that the heads running side by side may touch: well below the L2 of an H100 or H200 (50 MB).
 SECTION_BYTES = 32 * 1024 * 1024
 STAGES = ((2, 2), (2, 1), (1, 1))
