@@ -1,4 +1,4 @@
-"""The kernels of an emitted sm_90a package as the emulator runs them for the judge: units, scratch memory, TMA's reads."""
+"""The kernels of an emitted sm_90a package as the judge meets them: units, scratch memory, whole tiles copied."""
 
 from __future__ import annotations
 
