@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from tests.cpu import backward_units, units
+from tests.cpu import amx_unit, backward_units, units
 
 TORCH = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -96,6 +96,7 @@ def main():
     parser.add_argument("--cpu-time", action="store_true")
     asked = parser.parse_args()
     clock = time.process_time if asked.cpu_time else time.perf_counter
+    assert asked.isa != "amx" or not amx_unit.machine_lacks()  # asks for the tiles
     if asked.cpu_time:
         torch.set_num_threads(1)
     threads = torch.get_num_threads()

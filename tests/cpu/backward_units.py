@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from codegen import render
-from codegen.plans import cpu_backward
+from codegen.plans import cpu, cpu_amx, cpu_backward, cpu_backward_amx
 from codegen.plans.cpu_isa import Limits
 from tests.cpu import units
 
@@ -45,6 +45,10 @@ class BackwardKernel(ctypes.Structure):
 
 def plan(problem, isa, dtype):
     """The planner's plan, or the tile that the problem asks for."""
+    if isa == "amx":
+        if problem.br:
+            return cpu_backward_amx.make_plan(br=problem.br, bc=problem.bc, d=problem.d, dv=problem.dv)
+        return cpu_backward_amx.plan_backward(problem, Limits(fast_memory_bytes=problem.sram_bytes))[0]
     chosen = units.ISAS[isa]
     if problem.br:
         return cpu_backward.make_plan(chosen, dtype, br=problem.br, bc=problem.bc, d=problem.d, dv=problem.dv)
@@ -53,13 +57,22 @@ def plan(problem, isa, dtype):
 
 def sources(problem, isa):
     """The files that the backward unit of `isa` needs: name -> text."""
-    plans = {(isa, dtype): plan(problem, isa, dtype) for dtype in problem.dtypes}
-    shared = {"problem": problem, "header": ["Emitted by a test."]}
-    forward = units.sources(replace(problem, br=None, bc=None, sram_bytes=8 << 20))  # its tile is not asked for
-    files = {name: forward[name] for name in ("forward.h", "simd.h", "storage_simd.h")}
-    for path, (template, context) in cpu_backward.files(problem, plans).items():
-        files[path.removeprefix("csrc/")] = render.render(template, {**shared, **context})
-    return files
+    shared = {"problem": problem, "header": ["Emitted by a test."], "exact": []}  # no target of one device
+    roomy = replace(problem, br=None, bc=None, sram_bytes=8 << 20)  # of the forward unit no tile is asked for
+    files = cpu.files(problem, cpu.decide(roomy, "cpu"))
+    wanted = {"csrc/forward.h": ("package/csrc/forward.h.j2", {})}
+    if isa == "amx":
+        wanted["csrc/forward_amx.h"] = files["csrc/forward_amx.h"]
+        wanted.update((f"csrc/{name}", (cpu_backward.HEADERS[name], {})) for name in ("backward.h", "backward_tasks.h"))
+        wanted.update(cpu_backward_amx.files(plan(problem, isa, "bf16")))
+    else:
+        wanted.update((f"csrc/{name}", files[f"csrc/{name}"]) for name in ("simd.h", "storage_simd.h"))
+        plans = {(isa, dtype): plan(problem, isa, dtype) for dtype in problem.dtypes}
+        wanted.update(cpu_backward.files(problem, plans))
+    return {
+        path.removeprefix("csrc/"): render.render(template, {**shared, **context})
+        for path, (template, context) in wanted.items()
+    }
 
 
 @functools.cache
@@ -69,13 +82,45 @@ def kernel(problem, isa, dtype):
 
 
 def load(files, isa, dtype):
-    flags = [f for f in units.ISAS[isa].flags if f != "-fvisibility=hidden"]  # here the entry is called from outside
-    library = ctypes.CDLL(str(units.build(files, f"backward_cpu_{isa}.cpp", flags)))
-    entry = getattr(library, f"attention_backward_{isa}")
-    entry.restype = ctypes.POINTER(BackwardKernel)
-    found = entry(units.CODE[dtype])
+    flags = cpu_amx.UNIT_FLAGS if isa == "amx" else units.ISAS[isa].flags
+    flags = [f for f in flags if f != "-fvisibility=hidden"]  # here the entry is called from outside
+    return entry(units.build(files, f"backward_cpu_{isa}.cpp", flags), isa, dtype)
+
+
+def entry(library, isa, dtype):
+    """The BackwardKernel that a compiled unit has for a dtype."""
+    function = getattr(ctypes.CDLL(str(library)), f"attention_backward_{isa}")
+    function.restype = ctypes.POINTER(BackwardKernel)
+    found = function(units.CODE[dtype])
     assert found, f"{isa} has no kernel for {dtype}"
     return found.contents
+
+
+def finishes_without_the_first_tile(problem, isa, dtype, q, k, v, o, lse, dout, *, by=None):
+    """Whether a worker ends while another one has taken tile 0 of the first head and not yet added it to dK and dV.
+
+    Then lets it: the turns of all blocks go to tile 1. Shared memory starts with the number of tiles taken, and, a
+    cache line later, the turns.
+    """
+    found = by or kernel(problem, isa, dtype)
+    out = empty_gradients(problem, dtype, q, k, v)
+    a = arguments(problem, q, k, v, o, lse, dout, None, out)
+    memory = np.zeros(found.shared_bytes(ctypes.byref(a)) + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    shared = memory[start : start + len(memory) - 64].view(np.int64)
+    found.begin(ctypes.byref(a), shared.ctypes.data)
+    shared[0] = 1
+    counter = ctypes.c_int64(0)
+    worker = threading.Thread(
+        target=found.run, args=(ctypes.byref(a), shared.ctypes.data, ctypes.addressof(counter)), daemon=True
+    )
+    worker.start()
+    worker.join(0.3)
+    ended = not worker.is_alive()
+    shared[8 : 8 + -(-k.shape[2] // plan(problem, isa, dtype).bc)] = 1
+    worker.join(60)
+    assert not worker.is_alive(), "a worker waits for ever"
+    return ended
 
 
 def empty_gradients(problem, dtype, q, k, v):
@@ -94,6 +139,15 @@ def gradients(
     out: arrays to write to. workers: threads that run the kernel at the same time.
     """
     out = empty_gradients(problem, dtype, q, k, v) if out is None else out
+    a = arguments(
+        problem, q, k, v, o, lse, dout, dlse, out, scale=scale, causal=causal, key_lengths=key_lengths, wanted=wanted
+    )
+    run_on(by or kernel(problem, isa, dtype), a, workers)
+    return out
+
+
+def arguments(problem, q, k, v, o, lse, dout, dlse, out, *, scale=None, causal=False, key_lengths=None, wanted="qkv"):
+    """BackwardArgs of arrays. Keeps the key lengths alive as its attribute `lengths`."""
     arrays = dict(zip(NAMES, (q, k, v, o, lse, dout, dlse, *out), strict=True))
     for name in "qkv":
         if name not in wanted:
@@ -109,11 +163,10 @@ def gradients(
     a.B, a.Hq, a.Nq = q.shape[:3]
     a.Hkv, a.Nk = k.shape[1:3]
     lengths = None if key_lengths is None else np.ascontiguousarray(key_lengths, np.int64)
-    a.key_lengths = None if lengths is None else lengths.ctypes.data
+    a.lengths, a.key_lengths = lengths, None if lengths is None else lengths.ctypes.data
     a.scale = 1 / math.sqrt(problem.d) if scale is None else scale
     a.causal = units.CAUSAL[causal]
-    run_on(by or kernel(problem, isa, dtype), a, workers)
-    return out
+    return a
 
 
 def run_on(kernel, a, workers):
