@@ -49,7 +49,8 @@ class ForwardKernel(ctypes.Structure):
 def sources(problem):
     """The files of the AMX unit: name -> text."""
     header = ["Emitted by a test."]
-    files = {"forward.h": render.render("package/csrc/forward.h.j2", {"problem": problem, "header": header})}
+    interface = {"problem": problem, "header": header, "exact": []}
+    files = {"forward.h": render.render("package/csrc/forward.h.j2", interface)}
     for path, (template, context) in cpu.files(problem, cpu.decide(problem, "cpu")).items():
         if "amx" in path:
             files[path.removeprefix("csrc/")] = render.render(

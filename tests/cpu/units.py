@@ -50,7 +50,8 @@ def sources(problem):
     """The files of the CPU target that a vector unit needs: name -> text."""
     decision = cpu.decide(problem, "cpu")
     header = ["Emitted by a test."]
-    files = {"forward.h": render.render("package/csrc/forward.h.j2", {"problem": problem, "header": header})}
+    interface = {"problem": problem, "header": header, "exact": []}
+    files = {"forward.h": render.render("package/csrc/forward.h.j2", interface)}
     for path, (template, context) in cpu.files(problem, decision).items():
         if "amx" not in path:
             files[path.removeprefix("csrc/")] = render.render(
