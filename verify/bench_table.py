@@ -56,7 +56,7 @@ def rows(stated: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         use, clock, part = row["tensor_use"], row["clock_ghz"], row["percent_of_matmul"]
         body.append([
             widths(row), str(row["n"]), "causal" if row["causal"] else "full",
-            f"{row['dtype']} {row['layout']} {row['gqa']}", row["package"], f"{row['ours_gflops'] / 1e3:.0f}",
+            f"{row['dtype']} {row['layout']} {row['gqa']}", served(row), f"{row['ours_gflops'] / 1e3:.0f}",
             "-" if part is None else f"{part:.0f}", "-" if use is None else f"{100 * use:.1f}",
             "-" if clock is None else f"{clock:.2f}", *(ratio(row.get(f"vs_{name}")) for name in names),
             f"{row['best_peer']} {ratio(row[f'vs_{BEST}'])}" if row.get("best_peer") else "-",
@@ -83,6 +83,12 @@ def table(stated: dict[str, Any]) -> Table:
     for row in body:
         made.add_row(*row)
     return made
+
+
+def served(row: dict[str, Any]) -> str:
+    """The package, and the target whose kernel took the call where the name does not say it."""
+    target = row["path"].get("target", "")
+    return row["package"] if target in row["package"] else f"{row['package']} by {target}"
 
 
 def widths(row: dict[str, Any]) -> str:

@@ -425,6 +425,12 @@ def test_the_table_and_the_plot_show_every_cell(stated):
     assert [n for n, _ in lines["fa2"]] == [128]
 
 
+def test_a_call_that_another_target_took_is_seen_in_the_table():
+    row = {"package": "sm90a", "path": {"target": "sm90a"}}
+    assert bench_table.served(row) == "sm90a"
+    assert bench_table.served({**row, "path": {"target": "sm80"}}) == "sm90a by sm80"
+
+
 def test_the_report_holds_the_same_rows_and_means(stated):
     stated["machine"] |= {"date": "2026-01-02", "command": "python -m verify bench", "load": [0.0]}
     stated["machine"]["gpu"] |= {"driver": "1", "cuda": "13.0"}
