@@ -1,6 +1,6 @@
 """The sm_90a kernels on a Hopper GPU: built side by side, checked against float64, timed against cuDNN.
 
-    python -m tests.sm90a.gpu_check OUT_FOLDER [--plans REGEX] [--cells d64,d128] [--lengths 512,8192] [--no-time]
+    python -m tests.sm90a.gpu_check OUT_FOLDER [--plans REGEX] [--widths 64,128] [--lengths 512,8192] [--no-time]
 
 Every plan of PLANS is checked in a process of its own with a time limit, so that a kernel that hangs costs that limit
 and nothing more. Outputs start as NaN. Times are taken in random order, in several rounds, ours and torch's cuDNN
