@@ -266,7 +266,7 @@ def _nothing_fits(problem: Problem, dtype: str, isa: Isa, limit: int, smallest: 
 
 def _kernel(plan: BackwardPlan, dtype: str, isa: Isa) -> dict[str, Any]:
     """What the unit prints of one kernel."""
-    from codegen.plans.cpu import CODE, ELEMENT
+    from codegen.plans.cpu import CODE, ELEMENT  # here: the planner of the target imports this one
 
     def block(groups: Groups) -> str:
         return f"BackwardBlock<{plan.scalar}, {plan.lanes}, {plan.vectors}, {groups.keys}, {groups.columns}>"
