@@ -277,9 +277,12 @@ def _note(changes: list[Change], side: str, before: int, after: int, why: str, o
 
 
 def _check_overrides(problem: Problem) -> None:
-    """Raise PlanError for a Br or Bc that no shared memory and no other side would make legal."""
+    """Raise PlanError for --debug, and for a Br or Bc that no shared memory and no other side would make legal."""
     if problem.debug:
-        raise PlanError("the wgmma kernel has no debug form", "use --arch sm80")
+        raise PlanError(
+            "--debug with sm90a: the wgmma kernel has no debug form (O in float32 and a trace per key tile)",
+            "leave out --debug, or sm90a: cpu and sm80 have the form",
+        )
     most = WARPGROUP_ROWS * MOST_CONSUMERS
     if problem.br is not None and (problem.br % WARPGROUP_ROWS or problem.br > most):
         raise PlanError(f"Br={problem.br}: wgmma needs a multiple of {WARPGROUP_ROWS}, at most {most}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from codegen import lint, problem, render, tuned
+from codegen import lint, package, problem, render, tuned
 from codegen.errors import PlanError
 from codegen.plans import registers_sm90a, sm90a
 from codegen.plans.sm90a import Sm90aPlan
@@ -97,6 +97,16 @@ def test_the_paper_tile_is_changed_step_by_step_and_each_step_says_why():
 def test_what_cannot_be_is_refused_with_its_reason(more, words):
     with pytest.raises(PlanError, match=re.escape(words)):
         decide(**more)
+
+
+@pytest.mark.parametrize("tiling", problem.TILINGS)
+@pytest.mark.parametrize("archs", [["sm90a"], ["cpu", "sm80", "sm90a"]], ids=",".join)
+def test_no_package_with_a_debug_form_has_the_wgmma_kernel(archs, tiling):
+    """It would be the usual kernel, which writes 16-bit O where a debug form's caller reads float32."""
+    words = {"sram_bytes": LIMIT, "d": 64, "dtypes": ["fp16"], "archs": archs, "tiling": tiling}
+    assert package.decide(problem.make(**words))
+    with pytest.raises(PlanError, match=r"^--debug with sm90a: the wgmma kernel has no debug form"):
+        package.decide(problem.make(**words, debug=True))
 
 
 def test_an_override_that_is_legal_is_taken():

@@ -61,14 +61,14 @@ __device__ __forceinline__ void row_max(const float (&s)[kCount], const Rows& m,
 
 // Takes m and l over to the new maximum and turns S into P. alpha is what O must still be multiplied by. l sums P
 // before it is rounded to 16 bits, a partial sum in each of the four lanes of a row; they are added after the last tile.
-template <bool kMasked, bool kLazy, int kCount>
+template <bool kLazy, int kCount>
 __device__ __forceinline__ void softmax(float (&s)[kCount], Rows& m, Rows& l, Rows& alpha, float scale_log2) {
   Rows m_new, shift_log2, sum = {0.f, 0.f};
   row_max(s, m, m_new);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     if (kLazy && !((m_new[h] - m[h]) * scale_log2 > 8.f)) m_new[h] = m[h];  // p <= 2^8 is harmless, and alpha stays 1
-    const float shift = kMasked && m_new[h] == kNegInf ? 0.f : m_new[h];  // (-inf) - (-inf) would be NaN
+    const float shift = m_new[h] == kNegInf ? 0.f : m_new[h];  // (-inf) - (-inf) would be NaN, without a mask too
     alpha[h] = ex2_approx_ftz((m[h] - shift) * scale_log2);
     shift_log2[h] = shift * scale_log2;
     m[h] = m_new[h];
