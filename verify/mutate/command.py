@@ -26,11 +26,11 @@ def _totals(figures: dict[str, Any]) -> Table:
         title=f"seeded bugs, {figures['seconds']:.0f} s", title_justify="left", caption_justify="left",
         caption="columns on the right: which check noticed first",
     )  # fmt: skip
-    for name in ("target", "mutants", "killed", "expected to survive", *checks, ""):
+    for name in ("target", "mutants", "killed", "expected to survive", *checks, "outcome"):
         made.add_column(name)
     for one in figures["targets"]:
         counts = (one["mutants"], one["killed"], one["equivalent"], *(one["by_check"].get(c, 0) for c in checks))
-        made.add_row(one["target"], *map(str, counts), "" if one["holds"] else "[red]does not hold[/]")
+        made.add_row(one["target"], *map(str, counts), "holds" if one["holds"] else "[red]does not hold[/]")
     return made
 
 

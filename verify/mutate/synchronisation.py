@@ -6,6 +6,7 @@ emitted texts of a few packages (`sync.py`), run over a few shapes in every sche
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +16,11 @@ from typing import Any
 
 from codegen import package as rendered
 from codegen import planners
+from codegen.devices import DEVICES
 from codegen.errors import CheckFailed
 from verify import packages
 from verify.cases import Case
+from verify.devices import takes
 from verify.emulator import build
 from verify.emulator.device import Call
 from verify.emulator.emulator import SCHEDULES, Emulator
@@ -26,7 +29,7 @@ from verify.mutate import sync
 from verify.mutate.judge_kernel import Judge
 from verify.mutate.kill import ERROR, FINDING, Kill, Result
 from verify.mutate.mutant import Inapplicable, Mutant
-from verify.mutate.targets import path_of
+from verify.mutate.targets import path_of_variant
 from verify.suite import Shape, case
 
 SUFFIX = "-sync"
@@ -62,12 +65,49 @@ def archs() -> list[str]:
 
 @dataclass(frozen=True)
 class Host:
-    """One package: its texts, its folder for what the kernel includes, and the judge of its results."""
+    """One kernel of a package: its texts, the folder with the rest of what it includes, the judge of its results."""
 
     label: str
-    files: Mapping[str, bytes]
+    unit: str
+    files: Mapping[str, bytes]  # of the package
     includes: Folder
     judge: Judge
+
+    @property
+    def path(self) -> str:
+        return f"csrc/forward_{self.unit}.cu"
+
+    @property
+    def parts(self) -> list[str]:
+        """The kernel's file and the headers of ours that it includes, directly or not, without the PTX wrappers."""
+        found = [self.path]
+        for path in found:  # grows on the way
+            for name in _INCLUDE.findall(self.files[path].decode()):
+                part = f"csrc/{name}"
+                if part in self.files and not name.startswith(("ptx_", "forward.h")) and part not in found:
+                    found.append(part)
+        return found
+
+    def text(self, files: Mapping[str, bytes]) -> str:
+        """The kernel's file with those headers in place of the lines that include them, each once."""
+        seen: set[str] = set()
+
+        def opened(path: str) -> str:
+            def put(line: re.Match[str]) -> str:
+                part = f"csrc/{line[1]}"
+                if part not in self.parts:
+                    return line[0]
+                if part in seen:
+                    return ""
+                seen.add(part)
+                return opened(part)
+
+            return _INCLUDE.sub(put, files[path].decode())
+
+        return opened(self.path)
+
+
+_INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
 
 
 class Synchronisation:
@@ -76,7 +116,7 @@ class Synchronisation:
     inapplicable: Sequence[Inapplicable] = ()
 
     def __init__(self, arch: str) -> None:
-        self.arch, self.name, self.path = arch, f"{arch}{SUFFIX}", f"csrc/forward_{arch}.cu"
+        self.arch, self.name = arch, f"{arch}{SUFFIX}"
 
     @cached_property
     def hosts(self) -> list[Host]:
@@ -84,11 +124,19 @@ class Synchronisation:
         for words in HOSTS.get(self.arch, _ANY):
             folder = packages.emit(sram="227KB", dtypes=("bf16",), archs=(self.arch,), **words)
             files = {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
-            path = path_of(rendered.read_plan(files[rendered.PLAN_FILE]), self.arch, "bf16", debug=False)
             d, dv = words["d"], words.get("dv", words["d"])
-            cases = _cases(d=d, dv=dv, br=path.br, bc=path.bc)
-            label = f"d={d}{f' dv={dv}' if dv != d else ''} {path.br}x{path.bc}"
-            made.append(Host(label, files, folder / "csrc", Judge({"": path}, cases)))
+            units: dict[str, list[dict[str, Any]]] = {}
+            for row in rendered.read_plan(files[rendered.PLAN_FILE])["variants"]:
+                if row["target"] == self.arch:
+                    units.setdefault(row.get("unit", row["isa"]), []).append(row)
+            for unit, rows in units.items():
+                path = path_of_variant(rows[0], unit, debug=False)
+                asked = _cases(d=d, dv=dv, br=path.br, bc=path.bc)
+                cases = [c for c in asked if any(takes(row, c) for row in rows)]
+                label = f"d={d}{f' dv={dv}' if dv != d else ''} {path.br}x{path.bc}"
+                if len(units) > 1:
+                    label += f" {unit.removeprefix(f'{self.arch}_')}"
+                made.append(Host(label, unit, files, folder / "csrc", Judge({"": path}, cases)))
         return made
 
     @cached_property
@@ -96,7 +144,8 @@ class Synchronisation:
         return [
             replace(m, name=name, equivalent=EXPLAINED.get(f"{self.arch} {name}"))
             for host in self.hosts
-            for m in sync.statements(self.path, host.files[self.path].decode())
+            for part in host.parts
+            for m in sync.statements(part, host.files[part].decode())
             for name in (f"{host.label} {m.name}",)
         ]
 
@@ -118,14 +167,14 @@ class Synchronisation:
 
     def _notice(self, host: Host, files: Mapping[str, bytes]) -> tuple[Kill | None, int]:
         """The first finding of any run, else the first wrong result; and the number of runs."""
-        text = files[self.path].decode()
-        emulator = Emulator(build.library(text, includes=[host.includes], name=Folder(self.path).name))
+        emulator = Emulator(build.library(host.text(files), includes=[host.includes], name=Folder(host.path).name))
+        exact = self.arch in DEVICES and DEVICES[self.arch].is_exact
         wrong, runs = None, 0
         for schedule in SCHEDULES:
             emulator.configure(schedule)
             for one in host.judge.cases:
-                call = Call.of(one)
-                run = call.launch(emulator, self.arch)
+                call = Call.of(one, tma=exact)
+                run = call.launch(emulator, host.unit)
                 runs += 1
                 where = f"{one.name}, {schedule.name}"
                 if run.findings:

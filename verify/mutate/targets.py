@@ -73,10 +73,15 @@ class Spec:
 def path_of(stated: Mapping[str, Any], isa: str, dtype: str, *, debug: bool) -> Path:
     """The kernel of a package (its plan.json) on an instruction set or architecture."""
     made = next(v for v in stated["variants"] if isa in (v["isa"], v["target"]) and v["dtype"] == dtype)
-    plan = dict(made["plan"])
+    return path_of_variant(made, isa, debug=debug)
+
+
+def path_of_variant(variant: Mapping[str, Any], isa: str, *, debug: bool) -> Path:
+    """The kernel of one row of plan.json."""
+    plan = dict(variant["plan"])
     return Path(
-        device="cpu", isa=isa, unit=isa, dtype=dtype, arithmetic=made["arithmetic"], br=plan["br"], bc=plan["bc"],
-        plan=plan, debug=debug,
+        device="cpu", isa=isa, unit=isa, dtype=variant["dtype"], arithmetic=variant["arithmetic"], br=plan["br"],
+        bc=plan["bc"], plan=plan, debug=debug,
     )  # fmt: skip
 
 
