@@ -400,8 +400,8 @@ def ptxas(
 
     with bar("ptxas", None) as step:
         gate.tools()
-        names = packages_ or tuple(sorted(str(file.parent) for file in Path("generated").glob("*/plan.json")))
-        folders = [packages.find(name) for name in names]
+        here = sorted(file.parent for file in Path("generated").glob("*/plan.json"))
+        folders = [packages.find(name) for name in packages_] or [f for f in here if gate.has_cuda(f)]
         workers = jobs or len(os.sched_getaffinity(0))
         figures = gate.run(folders, plans=plans, most=most, jobs=workers, step=step)
     for text in figures["findings"]:

@@ -114,6 +114,11 @@ def _cuobjdump(beside: Path) -> str | None:
     return shutil.which("cuobjdump") or shutil.which("cuobjdump", path=os.pathsep.join(folders))
 
 
+def has_cuda(folder: Path) -> bool:
+    """Whether the package has a CUDA unit."""
+    return any(row["target"] != "cpu" for row in packages.plan(folder)["variants"])
+
+
 def units_of(folder: Path) -> list[Unit]:
     """Every CUDA unit of a package.
 
@@ -170,7 +175,8 @@ def border(most: int | None = None) -> list[Sm80Plan]:
 def write_plan(folder: Path, plan: Sm80Plan, dtypes: Sequence[str] = ("bf16",), *, debug: bool = False) -> Unit:
     """Write the unit of one mma.sync plan to `folder`; also of a plan that no request leads to."""
     asked = problem.make(sram_bytes=2**20, d=plan.d, dv=plan.dv, dtypes=dtypes, archs=["sm80"], debug=debug)
-    context = {**sm80.context(asked, plan, "sm80", tuple(dtypes)), "problem": asked, "header": ["One plan."]}
+    described = {"problem": asked, "header": ["One plan."], "exact": []}
+    context = {**sm80.context(asked, plan, "sm80", tuple(dtypes)), **described}
     folder.mkdir(parents=True, exist_ok=True)
     source = folder / "forward_sm80.cu"
     source.write_bytes(render.render("sm80/forward_sm80.cu.j2", context))

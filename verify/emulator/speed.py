@@ -83,7 +83,7 @@ def main(out: Path | None) -> None:
     except TileproofError as error:
         click.echo(f"speed: error: {error}", err=True)
         sys.exit(error.exit_code)
-    click.echo(markdown("emulator", [{"file": str(out or "-"), **figures}]))
+    click.echo(markdown("emulator", [{"file": str(out or "nowhere: --out FILE keeps the figures"), **figures}]))
 
 
 if __name__ == "__main__":
