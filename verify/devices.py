@@ -185,7 +185,7 @@ class Cuda:
         import torch
 
         if not torch.cuda.is_available():
-            raise RequestError("no GPU: torch sees no CUDA device here", "run it where there is one, or on --device cpu")
+            raise RequestError("no GPU: torch sees no CUDA device here", "try --device cpu, or a machine with one")
         self.unit = "sm_{}{}".format(*torch.cuda.get_device_capability())
 
     def paths(self, attn: ModuleType, dtype: str, case: Case) -> list[Path]:
