@@ -494,14 +494,17 @@ def gpu_session(out: Path, parts: tuple[str, ...], seconds: float, jobs: int | N
 
 
 @main.command()
-@click.option("--check", is_flag=True, help="Exit 1 if the README differs from what the result files give.")
-@click.option("--readme", type=click.Path(path_type=Path), default=Path("README.md"), show_default=True)
+@click.option("--check", is_flag=True, help="Exit 1 if a README differs from what the result files give.")
+@click.option(
+    "--readme", "readmes", type=click.Path(path_type=Path), multiple=True, show_default=True,
+    default=(Path("README.md"), Path("verify/emulator/README.md")),
+)  # fmt: skip
 @_json
-def report(check: bool, readme: Path, as_json: bool) -> None:
-    """Print the figures of the result files, and put them between the marks in the README."""
+def report(check: bool, readmes: tuple[Path, ...], as_json: bool) -> None:
+    """Print the figures of the result files, and put them between the marks in the READMEs."""
     from verify import report as figures
 
-    changed = figures.refresh(readme, RESULTS, write=not check)
+    changed = any([figures.refresh(readme, RESULTS, write=not check) for readme in readmes])
     if as_json:
         click.echo(json.dumps(figures.collect(RESULTS), indent=1))
     else:
