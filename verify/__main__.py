@@ -504,12 +504,12 @@ def report(check: bool, readmes: tuple[Path, ...], as_json: bool) -> None:
     """Print the figures of the result files, and put them between the marks in the READMEs."""
     from verify import report as figures
 
-    changed = any([figures.refresh(readme, RESULTS, write=not check) for readme in readmes])
+    changed = {figures.refresh(readme, RESULTS, write=not check) for readme in readmes}
     if as_json:
         click.echo(json.dumps(figures.collect(RESULTS), indent=1))
     else:
         click.echo(figures.text(RESULTS))
-    sys.exit(1 if check and changed else 0)
+    sys.exit(1 if check and True in changed else 0)
 
 
 if __name__ == "__main__":
