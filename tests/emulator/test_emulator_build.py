@@ -66,6 +66,12 @@ def test_two_libraries_share_no_state(small_runtime):
     assert [one.next(), one.next(), two.next()] == [1, 2, 1]
 
 
+def test_a_library_does_not_say_which_checkout_made_it(small_runtime):
+    (build.INCLUDE / "emu_ptx.h").write_text("inline int twice(const volatile int& x) { return x + x; }\n")
+    made = build.file("extern const int kRuntime; int offset() { return twice(kRuntime); }\n")
+    assert str(build.INCLUDE).encode() not in made.read_bytes(), "findings would differ for a second checkout"
+
+
 def test_what_does_not_compile_or_link_is_shown_by_its_line(small_runtime):
     with pytest.raises(ToolError, match=r"(?s)mine.cu does not compile.*mine.cu:1:.*wrong"):
         build.library("int x = wrong;", name="mine.cu")

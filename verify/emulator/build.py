@@ -35,6 +35,8 @@ from verify import packages
 HOME = Path(__file__).resolve().parent
 INCLUDE, SOURCES = HOME / "include", HOME / "src"
 PRELUDE = "emu_ptx.h"
+# What the debug information of a library calls INCLUDE: another checkout that finds it in the cache knows it by that.
+INCLUDE_NAME = "/tileproof/emulator/include"
 
 OLDEST = (12,)  # the first g++ with -ftrivial-auto-var-init
 COMPILERS = ("g++", "g++-15", "g++-14", "g++-13", "g++-12")
@@ -162,7 +164,7 @@ def file(
     command = [chosen.command, *_KERNEL, *chosen.architecture, *flags, *_LINK]
     objects = runtime(flags=runtime_flags)
     texts = [text, *(one.read_text() for one in _included(text, folders)), *_headers()]
-    key = _hash([called, chosen.version, *command, *map(str, objects), *texts])
+    key = _hash([called, INCLUDE_NAME, chosen.version, *command, *map(str, objects), *texts])
 
     def make(work: Path) -> None:
         # Compiled where it lies, so that __FILE__, and with it every finding, is the bare name.
@@ -170,6 +172,7 @@ def file(
         if not own:
             (work / called).write_text(text)
         searched = [f"-I{folder}" for folder in (INCLUDE, SOURCES, *folders)]
+        searched.append(f"-fdebug-prefix-map={INCLUDE}={INCLUDE_NAME}")
         product = str(work / "kernel.so")
         words = [*searched, "-include", PRELUDE, "-x", "c++", called, "-x", "none", *map(str, objects), "-o", product]
         _run([*command, *words], where, called)

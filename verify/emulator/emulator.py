@@ -32,12 +32,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from verify.emulator.build import INCLUDE_NAME
+
 TIMINGS = ("late", "early", "random")  # when asynchronous operations happen, in the order of the C interface
 ORDERS = ("ascending", "descending", "random")  # which thread runs next
 ACCUMULATIONS = ("chain", "exact", "truncating")  # how a matrix product sums
 GUARD_BYTES = 1 << 20  # around each array of `guarded`, so that an access beyond its end meets no other array
 ALIGNMENT = 256  # of each allocation, as cudaMalloc has it
-HEADERS = str(Path(__file__).resolve().parent / "include")
 
 _NAME = re.compile(r"\w[\w ]*")
 _PLACE = re.compile(r"(?P<file>[^\s:]+):\d+\x01(?P<code>\d+)\x02")  # a line and its address, as report.cpp writes it
@@ -281,11 +282,11 @@ def _calls(library: str, codes: tuple[int, ...]) -> tuple[tuple[tuple[str, str],
 def _around(chain: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Of the frames of an address those of the kernel's text, but the first, which is the line itself."""
     frames = list(chain)
-    while frames and frames[0][0].startswith(HEADERS):
+    while frames and frames[0][0].startswith(INCLUDE_NAME):
         del frames[0]
     own = []
     for path, number in frames:
-        if path.startswith((HEADERS, "/usr/", "?")):  # the launch
+        if path.startswith((INCLUDE_NAME, "/usr/", "?")):  # the launch
             break
         own.append((Path(path).name, number))
     return own[1:]
