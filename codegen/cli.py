@@ -26,7 +26,6 @@ LATER = {
     "bias": "an additive bias",
     "dropout": "dropout",
     "varlen": "packed sequences (per-batch key_lengths is an argument of the call)",
-    "no_backward": "a backward pass to leave out: packages are forward only today",
 }
 DTYPE_ALIASES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp32": "float32", "fp64": "float64"}
 AT_N = 4096  # sequence length of --explain
@@ -43,6 +42,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 @click.option("--tiling", metavar="NAME", default="paper", help="paper: Algorithm 1's tile, made legal; or tuned.")
 @click.option("--br", metavar="N", help="Query rows per tile, instead of the rule's. Refused if illegal.")
 @click.option("--bc", metavar="N", help="Keys per tile, instead of the rule's. Refused if illegal.")
+@click.option("--no-backward", is_flag=True, help="Without the gradient kernels: a call that needs one is refused.")
 @click.option("--out", metavar="DIR", default="generated", show_default=True, help="Folder for the package.")
 @click.option("--name", metavar="NAME", help="Name of the package.  [default: from the request]")
 @click.option("--explain", is_flag=True, help="Print the plan and why; write nothing.")
@@ -59,7 +59,6 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 @click.option("--bias", metavar="SHAPE", hidden=True)
 @click.option("--dropout", is_flag=True, hidden=True)
 @click.option("--varlen", is_flag=True, hidden=True)
-@click.option("--no-backward", is_flag=True, hidden=True)
 @click.version_option(__version__, prog_name="codegen")
 def command(**options: Any) -> None:
     """Exact attention kernels for a fast-memory size and a head dimension, as a PyTorch package that stands alone.
@@ -111,6 +110,7 @@ def request(options: dict[str, Any]) -> Any:
         tiling=options["tiling"],
         br=None if options["br"] is None else whole_number(options["br"], "--br"),
         bc=None if options["bc"] is None else whole_number(options["bc"], "--bc"),
+        backward=not options["no_backward"],
         debug=options["debug"],
     )
 
@@ -149,7 +149,8 @@ def _check(options: dict[str, Any], out: Path) -> None:
     from .check import check
 
     wanted = [key for key in ("sram", "d", "dv", "dtype", "arch", "br", "bc") if options[key] is not None]
-    problem = request(options) if wanted or options["debug"] or options["tiling"] != "paper" else None
+    flags = options["debug"] or options["no_backward"] or options["tiling"] != "paper"
+    problem = request(options) if wanted or flags else None
     reports = check(out, problem, options["name"])
     if options["json_"]:
         _print_json([{"package": str(r.folder), "digest": r.digest, "certified": r.certified} for r in reports])

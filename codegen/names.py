@@ -1,10 +1,10 @@
 """Package names: one grammar, written and read back.
 
-    attn_d128_sram192k[_dv64][_float32|_bf16|...][_cpu|_sm80|...][_tuned][_br64][_bc128][_debug]
+    attn_d128_sram192k[_dv64][_float32|_bf16|...][_cpu|_sm80|...][_tuned][_br64][_bc128][_forward][_debug]
 
-A part appears only where the request differs from the default, so two requests have one name exactly
-when they are equal. The budget is `192k` (times 1024 bytes) or `1000b`. Dtypes and targets are left out when
-the other parts imply them (see `problem.make`), a target also when another one of the name brings it (sm90a: sm80).
+A part appears only where the request differs from the default, so two requests have one name exactly when they are
+equal; `_forward` is --no-backward. The budget is `192k` (times 1024 bytes) or `1000b`. Dtypes and targets are left out
+when the other parts imply them (see `problem.make`), a target also when another one of the name brings it (sm90a: sm80).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ IMPORTED = ("filelock", "numpy", "torch")  # beside the standard library
 _WORDS = "|".join((*DTYPES, *ARCHS))
 _NAME = re.compile(
     r"attn_d(?P<d>[0-9]+)_sram(?P<sram>[0-9]+)(?P<unit>[kb])(?:_dv(?P<dv>[0-9]+))?"
-    rf"(?P<words>(?:_(?:{_WORDS}))*)(?P<tuned>_tuned)?(?:_br(?P<br>[0-9]+))?(?:_bc(?P<bc>[0-9]+))?(?P<debug>_debug)?"
+    rf"(?P<words>(?:_(?:{_WORDS}))*)(?P<tuned>_tuned)?(?:_br(?P<br>[0-9]+))?(?:_bc(?P<bc>[0-9]+))?(?P<forward>_forward)?"
+    r"(?P<debug>_debug)?"
 )
 
 
@@ -52,6 +53,8 @@ def package_name(problem: Problem) -> str:
     dtypes, archs = stated(problem)
     parts += [*(dtypes or ()), *(archs or ()), *([problem.tiling] if problem.tiling != "paper" else [])]
     parts += [f"{side}{size}" for side, size in (("br", problem.br), ("bc", problem.bc)) if size is not None]
+    if not problem.backward:
+        parts.append("forward")
     if problem.debug:
         parts.append("debug")
     return "_".join(parts)
@@ -74,6 +77,7 @@ def parse(name: str) -> Problem:
         dtypes=[w for w in words if w in DTYPES] or None,
         archs=[w for w in words if w in ARCHS] or None,
         tiling="tuned" if match["tuned"] else "paper",
+        backward=not match["forward"],
         debug=bool(match["debug"]),
         **size,
     )
@@ -94,6 +98,8 @@ def canonical_command(problem: Problem, name: str | None = None) -> str:
     for side, size in (("--br", problem.br), ("--bc", problem.bc)):
         if size is not None:
             words += [side, str(size)]
+    if not problem.backward:
+        words.append("--no-backward")
     if problem.debug:
         words.append("--debug")
     if name is not None and name != package_name(problem):

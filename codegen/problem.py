@@ -43,6 +43,7 @@ class Problem:
     tiling: str = "paper"
     br: int | None = None
     bc: int | None = None
+    backward: bool = True  # False: no gradient kernels; a call that needs a gradient is refused
     # The debug form stores O in float32 (float64 for float64) and a trace of (m, l, O) per tile. Only
     # the judge compiles it; its package has its own name and digest.
     debug: bool = False
@@ -63,6 +64,7 @@ class Problem:
         for arch in self.archs:
             planners.require(arch)
         put(self, "archs", _sorted_subset((*self.archs, *planners.companions(self.archs)), ARCHS, "--arch"))
+        put(self, "backward", bool(self.backward))
         put(self, "debug", bool(self.debug))
         if self.tiling not in TILINGS:
             raise RequestError(f"--tiling {self.tiling}: unknown", f"known: {', '.join(TILINGS)}")

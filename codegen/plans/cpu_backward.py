@@ -34,9 +34,9 @@ MOST_REJECTIONS = 6  # of one kernel; the rest go without saying
 PANEL_VECTORS = 3
 NARROW_LANES = 8  # d and dv are multiples of it
 
-# In `csrc/`: what the unit of an instruction set includes beside the forward pass's simd.h, storage_simd.h, forward.h.
+# In `csrc/`: what the unit of an instruction set includes beside the forward pass's simd.h, storage_simd.h, forward.h,
+# and the package's backward.h.
 HEADERS = {
-    "backward.h": "package/csrc/_backward.h.j2",
     "backward_simd.h": "cpu/backward_simd.h.j2",
     "backward_simd_block.h": "cpu/backward_simd_block.h.j2",
     "backward_simd_sums.h": "cpu/backward_simd_sums.h.j2",
@@ -222,7 +222,7 @@ def plan_backward(
 def files(problem: Problem, plans: Mapping[tuple[str, str], BackwardPlan]) -> dict[str, tuple[str, dict[str, Any]]]:
     """The files under csrc/ of the backward kernels `plans`, keyed (instruction set, dtype): template and context.
 
-    They include the forward pass's simd.h, storage_simd.h and forward.h of the same problem.
+    They include the package's forward.h and backward.h, and the forward pass's simd.h and storage_simd.h.
     """
     found: dict[str, tuple[str, dict[str, Any]]] = {f"csrc/{n}": (template, {}) for n, template in HEADERS.items()}
     for isa in VECTOR_ISAS:

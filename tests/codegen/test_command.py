@@ -61,7 +61,6 @@ REFUSED = [
     ("--sram 192KB --d 128 --bias 1,H,N,N", "--bias: not available yet", ""),
     ("--sram 192KB --d 128 --dropout", "--dropout: not available yet", ""),
     ("--sram 192KB --d 128 --varlen", "--varlen: not available yet", ""),
-    ("--sram 192KB --d 128 --no-backward", "--no-backward: not available yet", ""),
     ("--sram 192KB --d 128 --name Bad-Name", "--name Bad-Name: not a package name", ""),
     ("--sram 192KB --d 128 --name torch", "--name torch: would hide the module torch", ""),
     ("--sram 192KB --d 128 --name json", "--name json: would hide the module json", ""),

@@ -29,6 +29,7 @@ class BackwardArgs(ctypes.Structure):
         ("key_lengths", ctypes.c_void_p),
         ("scale", ctypes.c_double),
         ("causal", ctypes.c_int),
+        ("deterministic", ctypes.c_int),
     )
 
 
@@ -60,10 +61,10 @@ def sources(problem, isa):
     shared = {"problem": problem, "header": ["Emitted by a test."], "exact": []}  # no target of one device
     roomy = replace(problem, br=None, bc=None, sram_bytes=8 << 20)  # of the forward unit no tile is asked for
     files = cpu.files(problem, cpu.decide(roomy, "cpu"))
-    wanted = {"csrc/forward.h": ("package/csrc/forward.h.j2", {})}
+    wanted = {f"csrc/{name}": (f"package/csrc/{name}.j2", {}) for name in ("forward.h", "backward.h")}
     if isa == "amx":
         wanted["csrc/forward_amx.h"] = files["csrc/forward_amx.h"]
-        wanted.update((f"csrc/{name}", (cpu_backward.HEADERS[name], {})) for name in ("backward.h", "backward_tasks.h"))
+        wanted["csrc/backward_tasks.h"] = (cpu_backward.HEADERS["backward_tasks.h"], {})
         wanted.update(cpu_backward_amx.files(plan(problem, isa, "bf16")))
     else:
         wanted.update((f"csrc/{name}", files[f"csrc/{name}"]) for name in ("simd.h", "storage_simd.h"))
