@@ -4,10 +4,10 @@ Source: the listings themselves (FlashAttention arXiv:2205.14135, FlashAttention
 only the order of growth. `io_loops.py` counts the same by walking the loops, and the tests hold the two equal.
 
 A short last tile moves only its rows, so Br and Bc enter through Tr and Tc alone. Conventions: zeroing of outputs
-counts as writes (A1: O, l, m; A4 and F2b: dQ, dK, dV); standard attention counts each matrix once per kernel; masks
-and dropout that are functions of the position cost nothing. One head; K/V terms count once per K/V head if its query
-heads share a tile row. This is the traffic of the algorithm: a cache may lower what a counter sees, spills and
-sectors raise it.
+counts as writes (A1: O, l, m; A4: dQ, dK, dV; F2b: dQ, or by rows dK, dV); standard attention counts each matrix once
+per kernel; masks and dropout that are functions of the position cost nothing. One head; K/V terms count once per K/V
+head if its query heads share a tile row. This is the traffic of the algorithm: a cache may lower what a counter sees,
+spills and sectors raise it.
 """
 
 from __future__ import annotations
@@ -66,6 +66,12 @@ def flash1_backward(s: Sizes, bc: int) -> Traffic:
     return Traffic(s.kv + tc * s.nq * (2 * s.dk + 2 * s.dv + 2), (1 + tc) * s.nq * s.dk + 2 * s.kv)
 
 
+def flash1_backward_masked(s: Sizes, live_rows: int) -> Traffic:
+    """The same with empty tiles skipped. live_rows = R, the rows of all live tiles together."""
+    per_row = 2 * s.dk + 2 * s.dv + 2
+    return Traffic(s.kv + live_rows * per_row, (s.nq + live_rows) * s.dk + 2 * s.kv)
+
+
 def block_sparse(s: Sizes, live_rows: int, live_keys: int | None = None) -> Traffic:
     """Algorithm 5. live_rows = R, the rows of all live tiles together.
 
@@ -92,6 +98,23 @@ def flash2_backward(s: Sizes, bc: int, *, as_printed: bool = False) -> Traffic:
     extra = tc * s.nq * (s.dk + s.dv) if as_printed else 0
     reads = 2 * s.nq * s.dv + s.kv + tc * s.nq * (2 * s.dk + s.dv + 2) + extra
     return Traffic(reads, (1 + tc) * s.nq * s.dk + s.nq + s.kv)
+
+
+def flash2_backward_masked(s: Sizes, live_rows: int) -> Traffic:
+    """The same, not as printed, with empty tiles skipped. live_rows = R, the rows of all live tiles together."""
+    reads = 2 * s.nq * s.dv + s.kv + live_rows * (2 * s.dk + s.dv + 2)
+    return Traffic(reads, (s.nq + live_rows) * s.dk + s.nq + s.kv)
+
+
+def flash2_backward_by_rows(s: Sizes, br: int) -> Traffic:
+    """Algorithm 2 with its loops exchanged: dQ stays on chip, dK and dV are summed in slow memory; D needs no pass."""
+    return flash2_backward_by_rows_masked(s, _tiles(s.nq, br) * s.nk)
+
+
+def flash2_backward_by_rows_masked(s: Sizes, live_keys: int) -> Traffic:
+    """The same with empty tiles skipped. live_keys = C, the keys of all live tiles together."""
+    sums = live_keys * (s.dk + s.dv)
+    return Traffic(s.nq * (s.dk + 2 * s.dv + 1) + 2 * sums, s.kv + sums + s.nq * s.dk)
 
 
 def split(s: Sizes, br: int, parts: int) -> Traffic:

@@ -94,18 +94,19 @@ def block_sparse(s: Sizes, br: int, bc: int, live: Array, *, skip_empty_columns:
     return c.traffic
 
 
-def flash1_backward(s: Sizes, br: int, bc: int) -> Traffic:
-    """FlashAttention, Algorithm 4."""
+def flash1_backward(s: Sizes, br: int, bc: int, live: Array | None = None) -> Traffic:
+    """FlashAttention, Algorithm 4. live: boolean (Tr, Tc), tiles that are not skipped (default: all)."""
     c = Counter()
     c.store(s.nq, s.dk)  # L5 dQ = 0
     c.store(s.nk, s.dk + s.dv)  # L5 dK, dV = 0
-    for _, cols in tiles(s.nk, bc):  # L6
+    for j, cols in tiles(s.nk, bc):  # L6
         c.load(length(cols), s.dk + s.dv)  # L7 Kj, Vj
-        for _, rows in tiles(s.nq, br):  # L9
-            c.load(length(rows), 2 * s.dk)  # L10 Qi, dQi
-            c.load(length(rows), 2 * s.dv)  # L10 Oi, dOi
-            c.load(length(rows), 2)  # L10 li, mi
-            c.store(length(rows), s.dk)  # L21 dQi
+        for i, rows in tiles(s.nq, br):  # L9
+            if live is None or live[i, j]:
+                c.load(length(rows), 2 * s.dk)  # L10 Qi, dQi
+                c.load(length(rows), 2 * s.dv)  # L10 Oi, dOi
+                c.load(length(rows), 2)  # L10 li, mi
+                c.store(length(rows), s.dk)  # L21 dQi
         c.store(length(cols), s.dk + s.dv)  # L24 dKj, dVj
     return c.traffic
 
@@ -123,21 +124,37 @@ def flash2_forward(s: Sizes, br: int, bc: int, live: Array | None = None) -> Tra
     return c.traffic
 
 
-def flash2_backward(s: Sizes, br: int, bc: int, *, as_printed: bool = False) -> Traffic:
+def flash2_backward(s: Sizes, br: int, bc: int, live: Array | None = None, *, as_printed: bool = False) -> Traffic:
     """FlashAttention-2, Algorithm 2. As printed, L9 loads Oi and dQi too, and L15 loads dQi again."""
     c = Counter()
     c.store(s.nq, s.dk)  # L3 dQ = 0
     c.load(s.nq, 2 * s.dv)  # L4 dO, O
     c.store(s.nq, 1)  # L4 D
-    for _, cols in tiles(s.nk, bc):  # L5
+    for j, cols in tiles(s.nk, bc):  # L5
         c.load(length(cols), s.dk + s.dv)  # L6 Kj, Vj
-        for _, rows in tiles(s.nq, br):  # L8
-            c.load(length(rows), s.dk + s.dv + 2)  # L9 Qi, dOi, Li, Di
-            if as_printed:
-                c.load(length(rows), s.dv + s.dk)  # L9 Oi, dQi
-            c.load(length(rows), s.dk)  # L15 dQi
-            c.store(length(rows), s.dk)  # L15 dQi
+        for i, rows in tiles(s.nq, br):  # L8
+            if live is None or live[i, j]:
+                c.load(length(rows), s.dk + s.dv + 2)  # L9 Qi, dOi, Li, Di
+                if as_printed:
+                    c.load(length(rows), s.dv + s.dk)  # L9 Oi, dQi
+                c.load(length(rows), s.dk)  # L15 dQi
+                c.store(length(rows), s.dk)  # L15 dQi
         c.store(length(cols), s.dk + s.dv)  # L18 dKj, dVj
+    return c.traffic
+
+
+def flash2_backward_by_rows(s: Sizes, br: int, bc: int, live: Array | None = None) -> Traffic:
+    """FlashAttention-2, Algorithm 2, with L5 and L8 exchanged: what L3 zeroes and L15 to L18 move exchange as well."""
+    c = Counter()
+    c.store(s.nk, s.dk + s.dv)  # L3 dK, dV = 0
+    for i, rows in tiles(s.nq, br):  # L8
+        c.load(length(rows), s.dk + 2 * s.dv + 1)  # L4, L9 Qi, dOi, Oi, Li; Di stays on chip
+        for j, cols in tiles(s.nk, bc):  # L5
+            if live is None or live[i, j]:
+                c.load(length(cols), s.dk + s.dv)  # L6 Kj, Vj
+                c.load(length(cols), s.dk + s.dv)  # L12, L16 dKj, dVj
+                c.store(length(cols), s.dk + s.dv)  # L12, L16 dKj, dVj
+        c.store(length(rows), s.dk)  # L15 dQi
     return c.traffic
 
 

@@ -44,16 +44,27 @@ def test_closed_formulas_equal_counting_loops(seed):
     assert io_counts.block_sparse(s, live_rows, in_live_columns) == skipping
     assert io_counts.flash2_forward_masked(s, live_keys) == io_loops.flash2_forward(s, br, bc, live)
 
+    assert io_counts.flash2_backward_by_rows(s, br) == io_loops.flash2_backward_by_rows(s, br, bc)
+    assert io_counts.flash1_backward_masked(s, live_rows) == io_loops.flash1_backward(s, br, bc, live)
+    assert io_counts.flash2_backward_masked(s, live_rows) == io_loops.flash2_backward(s, br, bc, live)
+    by_rows = io_loops.flash2_backward_by_rows(s, br, bc, live)
+    assert io_counts.flash2_backward_by_rows_masked(s, live_keys) == by_rows
+
 
 @pytest.mark.parametrize("align", [masks.BOTTOM_RIGHT, masks.TOP_LEFT])
 @pytest.mark.parametrize("seed", range(40))
 def test_causal_traffic_is_that_of_the_live_tiles(seed, align):
-    """C = sum_i min(n_i Bc, Nk)."""
+    """C = sum_i min(n_i Bc, Nk), R = sum_i n_i br_i."""
     s, br, bc, _ = ragged(seed)
     live = masks.tile_classes(masks.Causal(align), s.nq, s.nk, br, bc) != TileClass.EMPTY
     per_row, _ = masks.causal_tiles(s.nq, s.nk, br, bc, align)
     live_keys = int(np.minimum(per_row * bc, s.nk).sum())
     assert io_counts.flash2_forward_masked(s, live_keys) == io_loops.flash2_forward(s, br, bc, live)
+    by_rows = io_loops.flash2_backward_by_rows(s, br, bc, live)
+    assert io_counts.flash2_backward_by_rows_masked(s, live_keys) == by_rows
+    live_rows = int((per_row * [length(rows) for _, rows in tiles(s.nq, br)]).sum())
+    assert io_counts.flash2_backward_masked(s, live_rows) == io_loops.flash2_backward(s, br, bc, live)
+    assert io_counts.flash1_backward_masked(s, live_rows) == io_loops.flash1_backward(s, br, bc, live)
     square = Sizes(nq=s.nq, nk=s.nq, dk=s.dk, dv=s.dv)
     live = masks.tile_classes(masks.Causal(align), s.nq, s.nq, br, br) != TileClass.EMPTY
     want = io_loops.flash2_forward(square, br, br, live)
