@@ -4,7 +4,8 @@
 
 A part appears only where the request differs from the default, so two requests have one name exactly when they are
 equal; `_forward` is --no-backward. The budget is `192k` (times 1024 bytes) or `1000b`. Dtypes and targets are left out
-when the other parts imply them (see `problem.make`), a target also when another one of the name brings it (sm90a: sm80).
+when the other parts imply them (see `problem.make`), a target also when another one of the name brings it (sm90a
+brings sm80).
 """
 
 from __future__ import annotations

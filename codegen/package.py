@@ -49,6 +49,10 @@ class Plans:
     def variants(self) -> tuple[Variant, ...]:
         return tuple(v for decision in self.decisions for v in decision.variants)
 
+    @property
+    def backward(self) -> tuple[Variant, ...]:
+        return tuple(v for decision in self.decisions for v in decision.backward)
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
@@ -85,6 +89,7 @@ def _decisions(problem: Problem) -> tuple[Decision, ...]:
     decisions = tuple(_decide(problem, arch) for arch in problem.archs)
     for decision in decisions:
         require_dispatch(decision.variants)
+        require_dispatch(decision.backward)
     return decisions
 
 
@@ -158,7 +163,7 @@ def render_plans(plans: Plans, templates: Path = render.TEMPLATES) -> dict[str, 
         header = provenance.header(
             command=shared["command"],
             variants=source.variants,
-            problem=plans.problem,
+            flops=_flops(path, plans.problem),
             templates_digest=render.digest([source.template], templates),
         )
         text = render.render(source.template, {**shared, **source.context, "header": header}, templates)
@@ -229,6 +234,12 @@ def _sources(plans: Plans, templates: Path) -> dict[str, _Source]:
     return sources
 
 
+def _flops(path: str, problem: Problem) -> int:
+    """FLOPs per pair of a row and a visible key: S, O; or S, dP, dQ, dK, dV."""
+    is_backward = path.rsplit("/", 1)[-1].startswith("backward")
+    return 2 * (3 * problem.d + 2 * problem.dv if is_backward else problem.d + problem.dv)
+
+
 def _is_our_own(relative: str) -> bool:
     """Whether a file of the template folder is for its readers or for other templates, and emits nothing."""
     name = relative.rsplit("/", 1)[-1]
@@ -237,10 +248,10 @@ def _is_our_own(relative: str) -> bool:
 
 
 def _variants_of(path: str, decision: Decision) -> tuple[Variant, ...]:
-    """The kernels that the file holds: by the unit at the end of its name, else all of the target."""
+    """The kernels that the file holds: by the pass and the unit in its name, else all of the target's pass."""
     stem = path.rsplit("/", 1)[-1].split(".")[0]
-    own = tuple(v for v in decision.variants if stem.endswith("_" + v.unit))
-    return own or decision.variants
+    among = decision.backward if stem.startswith("backward") else decision.variants
+    return tuple(v for v in among if stem.endswith("_" + v.unit)) or among
 
 
 def _shared_context(plans: Plans) -> dict[str, Any]:
@@ -255,6 +266,8 @@ def _shared_context(plans: Plans) -> dict[str, Any]:
         "version": __version__,
         "decisions": plans.decisions,
         "variants": plans.variants,
+        "backward": list(plans.backward),
+        "backward_kinds": sorted({"cuda" if v.target in DEVICES else "cpu" for v in plans.backward}),
         "portable": [v for v in plans.variants if v.target in DEVICES and not _is_exact(v.target)],
         "exact": [v for v in plans.variants if _is_exact(v.target)],
         "length_classes": LENGTH_CLASSES,
@@ -273,6 +286,7 @@ def _plan_json(plans: Plans, sources: Mapping[str, _Source], templates: Path) ->
         "default_set": DEFAULT_SET,
         "request": problem.as_dict(),
         "variants": [variant_dict(v, problem) for v in plans.variants],
+        "backward": [backward_dict(v, problem) for v in plans.backward],
         "templates": {one: hashlib.sha256((templates / one).read_bytes()).hexdigest() for one in used},
     }
 
@@ -286,11 +300,27 @@ def variant_dict(variant: Variant, problem: Problem) -> dict[str, Any]:
         "dtype": variant.dtype,
         "causal": variant.causal,
         "length_class": variant.length_class,
+        **_plan_dict(variant),
+        "formulas": formulas.forward(d=problem.d, dv=problem.dv, br=variant.plan.br, itemsize=ITEMSIZE[variant.dtype]),
+    }
+
+
+def backward_dict(variant: Variant, problem: Problem) -> dict[str, Any]:
+    """One row of plan.json's `backward`: a kernel of the gradients, for every mask and length."""
+    plan = variant.plan
+    texts = formulas.backward(
+        target=variant.target, d=problem.d, dv=problem.dv, br=plan.br, bc=plan.bc, itemsize=ITEMSIZE[variant.dtype]
+    )
+    row = {"target": variant.target, "isa": variant.isa, "dtype": variant.dtype}
+    return {**row, **_plan_dict(variant), "formulas": texts}
+
+
+def _plan_dict(variant: Variant) -> dict[str, Any]:
+    return {
         "arithmetic": variant.arithmetic,
         "plan": variant.plan.as_dict(),
         "memory": [{"name": part.name, "bytes": part.bytes} for part in variant.plan.memory],
         "fast_memory_bytes": variant.plan.fast_memory_bytes,
-        "formulas": formulas.forward(d=problem.d, dv=problem.dv, br=variant.plan.br, itemsize=ITEMSIZE[variant.dtype]),
     }
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 
@@ -128,6 +128,10 @@ class Decision:
     # keyed like the variants (Variant.key): "amx/bf16" -> changes
     changes: dict[str, tuple[Change, ...]]
     rejected: dict[str, tuple[Rejection, ...]]
+    # The kernels of the gradients and their story, keyed in the same way. Empty: none, for this target or this request.
+    backward: tuple[Variant, ...] = ()
+    backward_changes: dict[str, tuple[Change, ...]] = field(default_factory=dict)
+    backward_rejected: dict[str, tuple[Rejection, ...]] = field(default_factory=dict)
 
 
 def with_units(decision: Decision) -> Decision:

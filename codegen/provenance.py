@@ -6,15 +6,14 @@ from collections.abc import Iterable
 
 from . import __version__
 from .plan import Variant
-from .problem import Problem
-
 TEMPLATE_DIGEST_CHARS = 16
 
 
-def header(*, command: str, variants: Iterable[Variant], problem: Problem, templates_digest: str) -> list[str]:
+def header(*, command: str, variants: Iterable[Variant], flops: int, templates_digest: str) -> list[str]:
     """Comment lines without their comment mark: the command, the plans of the file's kernels, the digest.
 
-    command: the canonical one, not the one typed. `variants` is empty for a file that holds no kernel.
+    command: the canonical one, not the one typed. `variants` is empty for a file that holds no kernel; flops are those
+    of its kernels, per pair of a row and a key.
     """
     lines = [
         f"Emitted by tileproof {__version__}: {command}",
@@ -23,7 +22,7 @@ def header(*, command: str, variants: Iterable[Variant], problem: Problem, templ
     for v in variants:
         lines.append(f"{v.label} {v.dtype}: Br={v.plan.br} Bc={v.plan.bc}, {fast_memory(v)}")
     if variants:
-        lines.append(f"FLOPs per head without a mask: {2 * (problem.d + problem.dv)} * Nq * Nk")
+        lines.append(f"FLOPs per head without a mask: {flops} * Nq * Nk")
     lines.append(f"Templates: sha256 {templates_digest[:TEMPLATE_DIGEST_CHARS]}")
     return lines
 

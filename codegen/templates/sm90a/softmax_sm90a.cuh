@@ -23,11 +23,23 @@ __device__ __forceinline__ void mask(float (&s)[kCount], const int (&left)[2]) {
     if (i / 4 * 8 + i % 2 >= left[i / 2 % 2]) s[i] = kNegInf;
 }
 
-// The maximum of m and the scores of each row, over the four lanes that share it. Taken on the bits as integers, two
-// new scores per instruction: right if it comes out >= 0, and NaN if a score is a NaN of positive sign. If it is
-// negative in any lane, the warp takes the maximum of floats.
-template <int kCount>
-__device__ __forceinline__ void row_max(const float (&s)[kCount], const Rows& m, Rows& m_new) {
+// Takes a row over to the maximum of m and its new scores, `top`: alpha is what l and O must still be multiplied by,
+// `shift_log2` what is subtracted in the exponents. kMayBeEmpty: `top` may be -inf, the row has then seen no key.
+template <bool kLazy, bool kMayBeEmpty>
+__device__ __forceinline__ void move_to(float top, float& m, float& alpha, float& shift_log2, float scale_log2) {
+  if (kLazy && !((top - m) * scale_log2 > 8.f)) top = m;  // p <= 2^8 is harmless, and alpha stays 1
+  const float shift = kMayBeEmpty && top == kNegInf ? 0.f : top;  // (-inf) - (-inf) would be NaN, without a mask too
+  alpha = ex2_approx_ftz((m - shift) * scale_log2);
+  shift_log2 = shift * scale_log2;
+  m = top;
+}
+
+// Takes m over to the maximum of m and the scores of each row, over the four lanes that share it. It is taken on the
+// bits as integers, two new scores per instruction: right if it comes out >= 0, and NaN if a score is a NaN of positive
+// sign. If it is negative in any lane, the warp takes the maximum of floats. Only there can it be -inf.
+template <bool kLazy, int kCount>
+__device__ __forceinline__ void take_max(const float (&s)[kCount], Rows& m, Rows& alpha, Rows& shift_log2,
+                                         float scale_log2) {
   int32_t top[2][2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -46,16 +58,21 @@ __device__ __forceinline__ void row_max(const float (&s)[kCount], const Rows& m,
     top[h][0] = max(top[h][0], top[h][1]);
     top[h][0] = max(top[h][0], static_cast<int32_t>(shfl_xor_b32(top[h][0], 1)));
     top[h][0] = max(top[h][0], static_cast<int32_t>(shfl_xor_b32(top[h][0], 2)));
-    m_new[h] = s32_as_float(top[h][0]);
   }
-  if (!vote_any((top[0][0] | top[1][0]) < 0)) return;
+  if (vote_any((top[0][0] | top[1][0]) < 0)) {
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    m_new[h] = m[h];
+    for (int h = 0; h < 2; ++h) {
+      float most = m[h];
 #pragma unroll
-    for (int i = 0; i < kCount; i += 4) m_new[h] = fmaxf(m_new[h], fmaxf(s[i + 2 * h], s[i + 2 * h + 1]));
-    m_new[h] = fmaxf(m_new[h], shfl_xor(m_new[h], 1));
-    m_new[h] = fmaxf(m_new[h], shfl_xor(m_new[h], 2));
+      for (int i = 0; i < kCount; i += 4) most = fmaxf(most, fmaxf(s[i + 2 * h], s[i + 2 * h + 1]));
+      most = fmaxf(most, shfl_xor(most, 1));
+      most = fmaxf(most, shfl_xor(most, 2));
+      move_to<kLazy, false>(most, m[h], alpha[h], shift_log2[h], scale_log2);
+    }
+  } else {
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      move_to<kLazy, false>(s32_as_float(top[h][0]), m[h], alpha[h], shift_log2[h], scale_log2);
   }
 }
 
@@ -63,16 +80,8 @@ __device__ __forceinline__ void row_max(const float (&s)[kCount], const Rows& m,
 // before it is rounded to 16 bits, a partial sum in each of the four lanes of a row; they are added after the last tile.
 template <bool kLazy, int kCount>
 __device__ __forceinline__ void softmax(float (&s)[kCount], Rows& m, Rows& l, Rows& alpha, float scale_log2) {
-  Rows m_new, shift_log2, sum = {0.f, 0.f};
-  row_max(s, m, m_new);
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    if (kLazy && !((m_new[h] - m[h]) * scale_log2 > 8.f)) m_new[h] = m[h];  // p <= 2^8 is harmless, and alpha stays 1
-    const float shift = m_new[h] == kNegInf ? 0.f : m_new[h];  // (-inf) - (-inf) would be NaN, without a mask too
-    alpha[h] = ex2_approx_ftz((m[h] - shift) * scale_log2);
-    shift_log2[h] = shift * scale_log2;
-    m[h] = m_new[h];
-  }
+  Rows shift_log2, sum = {0.f, 0.f};
+  take_max<kLazy>(s, m, alpha, shift_log2, scale_log2);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const int h = i / 2 % 2;
