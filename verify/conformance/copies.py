@@ -67,7 +67,9 @@ def _cp_async_groups() -> Case:
 
 
 def _access() -> Case:
-    """8-byte loads, 4-byte stores to shared memory, 16-byte loads of it, 16- and 4-byte stores. Little-endian."""
+    """4-, 8- and 16-byte loads, 4-byte stores to shared memory, 16-byte loads of it, 16- and 4-byte stores.
+    Little-endian. The loads of 4 and of 16 bytes joined when the vectors were there: by width they read the same words.
+    """
     halves = values.labels(_THREADS, 2)
     halves[:, 1] = halves[:, 1] & 0x3FFFFFFF | 0x20000000  # a finite float
     words = halves.copy().view(np.int64).ravel()
@@ -87,7 +89,10 @@ def _access() -> Case:
         "access",
         "memory_sm80.cu",
         "probe_access",
-        ("ld_global_s64", "st_shared_b32", "ld_shared_b128", "st_global_b128", "st_global_f32", "dynamic_smem"),
+        (
+            "ld_global_f32", "ld_global_s64", "ld_global_b128", "st_shared_b32", "ld_shared_b128", "st_global_b128",
+            "st_global_f32", "dynamic_smem",
+        ),
         (
             Input(words), Output("wide", np.zeros((_THREADS, 4), np.uint32)),
             Output("single", np.zeros(_THREADS, np.float32)), Output("aligned", np.full(4, 99, np.uint32)),

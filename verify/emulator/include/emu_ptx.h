@@ -54,6 +54,11 @@ inline void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
 inline float ex2_approx_ftz(float x) { return emu::ex2(x); }
 inline uint32_t cvt_rn_bf16x2(float low, float high) { return emu::to_bf16(low) | emu::to_bf16(high) << 16; }
 inline uint32_t cvt_rn_f16x2(float low, float high) { return emu::to_f16(low) | emu::to_f16(high) << 16; }
+inline float s32_as_float(int32_t bits) {
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
 inline float shfl_xor(float value, int mask, EMU_SITE) {
   return emu::shuffle_as(0xffffffffu, value, emu::own_lane() ^ mask, EMU_HERE);
 }
@@ -69,5 +74,12 @@ inline int64_t ld_global_s64(const int64_t* src, EMU_SITE) {
   emu::load_global(src, &value, 8, EMU_HERE);
   return value;
 }
+inline float ld_global_f32(const float* src, EMU_SITE) {
+  float value;
+  emu::load_global(src, &value, 4, EMU_HERE);
+  return value;
+}
+inline void ld_global_b128(uint32_t (&r)[4], const void* src, EMU_SITE) { emu::load_global(src, r, 16, EMU_HERE); }
 inline void st_global_f32(float* dst, float value, EMU_SITE) { emu::store_global(dst, &value, 4, EMU_HERE); }
 inline void st_global_b128(void* dst, const uint32_t (&r)[4], EMU_SITE) { emu::store_global(dst, r, 16, EMU_HERE); }
+inline void red_add_f32(float* p, float a, EMU_SITE) { emu::red_add_global_f32(p, &a, 1, EMU_HERE); }

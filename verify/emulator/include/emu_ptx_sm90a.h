@@ -41,7 +41,7 @@ void wgmma_product(float* d, int n, const uint32_t* a_registers, uint64_t a, uin
 void setmaxnreg(int count, bool increase, Site site);
 void stmatrix_x4(uint32_t row, const uint32_t* registers, bool transposed, Site site);
 uint32_t atomic_add_global_u32(uint32_t* address, uint32_t value, Site site);
-void red_add_global_f32(float* address, const float* values, int count, Site site);
+void red_add_global_f32(float* address, const float* values, int count, Site site);  // the sm_80 twins call it as well
 
 // shadow.cpp; the sm_80 twins call the first two as well. collective.cpp
 void load_shared(uint32_t address, void* value, int bytes, Site site);
@@ -218,11 +218,6 @@ inline int32_t float_as_s32(float x) {
   memcpy(&bits, &x, sizeof bits);
   return bits;
 }
-inline float s32_as_float(int32_t bits) {
-  float x;
-  memcpy(&x, &bits, sizeof x);
-  return x;
-}
 inline int32_t max3_s32(int32_t a, int32_t b, int32_t c) { return max(max(a, b), c); }
 
 // ---- Shared and global memory
@@ -236,7 +231,6 @@ inline void st_shared_b128(uint32_t dst, const uint32_t (&r)[4], EMU_SITE) { emu
 inline uint32_t atomic_add_global_u32(uint32_t* p, uint32_t v, EMU_SITE) {
   return emu::atomic_add_global_u32(p, v, EMU_HERE);
 }
-inline void red_add_f32(float* p, float a, EMU_SITE) { emu::red_add_global_f32(p, &a, 1, EMU_HERE); }
 inline void red_add_v2_f32(float* p, float a, float b, EMU_SITE) {
   const float values[] = {a, b};
   emu::red_add_global_f32(p, values, 2, EMU_HERE);

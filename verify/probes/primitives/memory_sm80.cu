@@ -43,20 +43,23 @@ __global__ void cp_async_groups_kernel(const char* source, char* out) {
   }
 }
 
-// 4-byte stores to shared memory in a scrambled order, 16-byte loads of the neighbour's, then every global width.
+// 4-byte stores to shared memory in a scrambled order, 16-byte loads of the neighbour's, then every global width. Words
+// come by loads of 8 bytes, and of the 16 that two threads share; floats by loads of 4.
 __global__ void access_kernel(const int64_t* words, uint32_t* wide, float* single, uint32_t* aligned) {
   const uint32_t smem = dynamic_smem();
   const int thread = threadIdx.x;
-  const int64_t word = ld_global_s64(words + thread);
+  uint32_t r[4];
+  ld_global_b128(r, words + thread / 2 * 2);
+  const int64_t word = thread % 4 < 2 ? ld_global_s64(words + thread)
+                                      : int64_t(uint64_t(r[thread % 2 * 2 + 1]) << 32 | r[thread % 2 * 2]);
   for (int part = 0; part < 4; ++part) {
     const int place = (4 * thread + part) * 7 % (4 * kThreads);
     st_shared_b32(smem + 4 * place, uint32_t(word >> (8 * part)));
   }
   __syncthreads();
-  uint32_t r[4];
   ld_shared_b128(r, smem + 16 * (thread ^ 1));
   st_global_b128(wide + 4 * thread, r);
-  st_global_f32(single + thread, as_float(uint32_t(word >> 32)));
+  st_global_f32(single + thread, ld_global_f32(reinterpret_cast<const float*>(words + thread) + 1));
   if (thread == 0) {
     const uint32_t bits[4] = {smem % 1024, 0, 0, 0};
     st_global_b128(aligned, bits);
