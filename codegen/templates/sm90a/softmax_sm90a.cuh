@@ -67,7 +67,7 @@ __device__ __forceinline__ void take_max(const float (&s)[kCount], Rows& m, Rows
       for (int i = 0; i < kCount; i += 4) most = fmaxf(most, fmaxf(s[i + 2 * h], s[i + 2 * h + 1]));
       most = fmaxf(most, shfl_xor(most, 1));
       most = fmaxf(most, shfl_xor(most, 2));
-      move_to<kLazy, false>(most, m[h], alpha[h], shift_log2[h], scale_log2);
+      move_to<kLazy, true>(most, m[h], alpha[h], shift_log2[h], scale_log2);
     }
   } else {
 #pragma unroll
