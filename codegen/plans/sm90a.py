@@ -50,6 +50,7 @@ MOST_REJECTIONS = 6
 ARITHMETIC = "wgmma_sm90a"
 # What every kernel includes: file under csrc/ -> template.
 HEADERS = {
+    "heads_sm90a.h": "sm90a/heads_sm90a.h",
     "map_sm90a.h": "sm90a/map_sm90a.h",
     "ptx_sm80.cuh": "sm80/ptx_sm80.cuh",
     "ptx_sm90a.cuh": "sm90a/ptx_sm90a.cuh.j2",
