@@ -96,3 +96,11 @@ class Sm80BackwardPlan:
         return out
     @property
     def query_bytes(self): return sum(r.bytes for r in self.query_layout)
+ARITHMETIC = "mma_sm80"
+def plan_backward(problem, dtype, arch):
+    return Sm80BackwardPlan(br=64, bc=128, d=problem.d, dv=problem.dv, warps=8, row_warps=2, stages=2), (), ()
+def files(problem, plans):
+    plan = next(iter(plans.values()))
+    dtypes = [t for (_, t) in plans]
+    c = dict(plan=plan, arch="sm80", dtypes=[DTYPES[t] for t in dtypes])
+    return {"csrc/backward_sm80.cu": ("sm80/backward_sm80.cu.j2", c), "csrc/backward_tiles_sm80.cuh": ("sm80/backward_tiles_sm80.cuh.j2", c)}
