@@ -251,12 +251,14 @@ def fuzz(
 @click.option("--seed", type=int, default=None, help="GPU: of the order within the rounds.  [default: 0]")
 @click.option("--seconds", type=float, default=None, help="GPU: begin no further shape after so long.")
 @click.option("--overhead", is_flag=True, default=None, help="GPU: also what a call costs the host.")
+@click.option("--backward", is_flag=True, default=None, help="The backward pass alone, the forward pass outside.")
 @_out
 @_json
 def bench(packages_: tuple[str, ...], device: str, out: Path | None, as_json: bool, **options: Any) -> None:
     """Time packages beside torch's own attention (CPU) or every installed peer (GPU), and print the ratios.
 
     Lists of --dtype, --layout and --gqa are forms of one shape, timed in the same rounds and compared with the first.
+    --backward on a GPU: d=64,128 at N=4096 to 16384 by default, and the deterministic form beside the default one.
     On a GPU --out FILE.json also draws FILE.png where matplotlib is installed; $TILEPROOF_PEERS names folders with
     peers that are not installed.
     """
@@ -384,20 +386,28 @@ def sanitize(
     "--plans", is_flag=True, help="Also the border of the register rule: tiles accepted with nothing to spare."
 )
 @click.option("--most", type=click.IntRange(1), default=None, help="At most this many of them, evenly spaced.")
+@click.option("--wgmma", is_flag=True, help="Instead: the default plans of sm90a, and what tune would measure.")
 @click.option("--jobs", type=click.IntRange(1), default=None, help="Compilers at a time; default: one per core.")
 @_out
 @_json
 def ptxas(
-    packages_: tuple[str, ...], plans: bool, most: int | None, jobs: int | None, out: Path | None, as_json: bool
-) -> None:
+    packages_: tuple[str, ...], plans: bool, most: int | None, wgmma: bool, jobs: int | None, out: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Compile every CUDA unit of each PACKAGE (default: all of ./generated); fail on what only ptxas knows.
 
     Spills, local memory, C75xx advisories, warnings, and shared memory that is not the plan's. Needs nvcc, not a GPU.
     """
-    from verify import packages
+    from verify import packages, ptxas_sm90a
     from verify import ptxas as gate
     from verify.progress import bar
 
+    if wgmma:
+        with bar("ptxas", len(ptxas_sm90a.chosen(ptxas_sm90a.WIDTHS, ptxas_sm90a.TUNED))) as step:
+            figures = ptxas_sm90a.run(jobs=jobs or len(os.sched_getaffinity(0)), step=step)
+        for text in figures["findings"]:
+            click.echo(text, err=True)
+        _finish(figures, as_json, out, lambda c: c.print(ptxas_sm90a.table(figures)), figures["holds"])
     with bar("ptxas", None) as step:
         gate.tools()
         here = sorted(file.parent for file in Path("generated").glob("*/plan.json"))

@@ -4,8 +4,9 @@ A shared machine drifts, so a figure here is never a time alone: in each round o
 on the same tensors with the same thread count, the round gives one ratio per peer, and the cell's figure is the
 median ratio with its spread. Order within a round alternates, so that neither side always runs on the other's heat.
 
-FLOPs = 2 B H Nq Nk (d + dv), halved for causal. A GPU has its own way to time (bench_cuda.py) and the same words for
-what was timed: Cell, Timing, spread, summary.
+FLOPs = 2 B H Nq Nk (d + dv), of a backward pass 2 B H Nq Nk (3 d + 2 dv), which is 2.5 times that for d = dv; halved
+for causal. A GPU has its own way to time (bench_cuda.py) and the same words for what was timed: Cell, Timing, spread,
+summary.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from codegen.errors import CheckFailed
+from verify import bench_backward
 from verify.cases import torch_dtype
 from verify.progress import Step, silent
 
@@ -37,6 +40,8 @@ class Cell:
     gqa: int = 1  # query heads per key/value head
     layout: str = "bhnd"  # how memory is ordered: "bhnd", or "bnhd", a row of all heads after the other
     dv: int | None = None  # width of a value row; None: d
+    backward: bool = False  # the backward pass alone is timed
+    deterministic: bool = False  # and ours must give equal bits every time
 
     @property
     def width_of_values(self) -> int:
@@ -44,12 +49,14 @@ class Cell:
 
     @property
     def flops(self) -> float:
-        per_pair = 2.0 * (self.d + self.width_of_values)
+        forward = 2.0 * (self.d + self.width_of_values)
+        per_pair = 2.0 * forward + 2.0 * self.d if self.backward else forward
         return self.batch * self.heads * self.n * self.n * per_pair * (0.5 if self.causal else 1.0)
 
     def __str__(self) -> str:
         widths = f"d={self.d}" + (f" dv={self.dv}" if self.width_of_values != self.d else "")
         form = ([self.layout] if self.layout != "bhnd" else []) + ([f"gqa={self.gqa}"] if self.gqa != 1 else [])
+        form += ["backward"] * self.backward + ["deterministic"] * self.deterministic
         return " ".join([f"{self.dtype} {widths} N={self.n} {'causal' if self.causal else 'full'}", *form])
 
 
@@ -107,11 +114,12 @@ def summary(timings: Sequence[Timing], peer: str) -> dict[str, dict[str, float]]
 
 
 def cells(
-    dtypes: Sequence[str], dims: Sequence[int], lengths: Sequence[int], *, batch: int = 1, heads: int = 8
-) -> list[Cell]:
+    dtypes: Sequence[str], dims: Sequence[int], lengths: Sequence[int], *, batch: int = 1, heads: int = 8,
+    backward: bool = False,
+) -> list[Cell]:  # fmt: skip
     """Every combination, full and causal."""
     return [
-        Cell(dtype=dtype, d=d, n=n, causal=causal, batch=batch, heads=heads)
+        Cell(dtype=dtype, d=d, n=n, causal=causal, batch=batch, heads=heads, backward=backward)
         for dtype in dtypes
         for d in dims
         for n in lengths
@@ -149,22 +157,33 @@ def alternate(
 
 
 def time_cell(attn: ModuleType, cell: Cell, *, rounds: int = 7) -> Timing:
-    """Time one cell on the CPU; the peer is torch's default."""
+    """Time one cell on the CPU; the peer is torch's default.
+
+    Raises: CheckFailed when a backward pass, ours or the peer's, gives other gradients.
+    """
     import torch
     from torch.nn import functional
 
     shape = (cell.batch, cell.heads, cell.n, cell.d)
     made = torch.Generator().manual_seed(cell.n)
-    q, k, v = (torch.randn(shape, generator=made).to(torch_dtype(cell.dtype)) for _ in range(3))
+    q, k, v, do = (torch.randn(shape, generator=made).to(torch_dtype(cell.dtype)) for _ in range(4))
 
     def ours() -> Any:
         return attn.attention(q, k, v, causal=cell.causal)
 
-    def peer() -> Any:
+    def sdpa(q: Any, k: Any, v: Any) -> Any:
         return functional.scaled_dot_product_attention(q, k, v, is_causal=cell.causal)
 
-    with torch.no_grad():
-        mine, theirs = alternate(ours, {"torch": peer}, rounds=rounds)
+    if cell.backward:
+        work = bench_backward.BackwardPass(q, k, v, do, causal=cell.causal, dtype=cell.dtype)
+        prepared = {"ours": work.of_package(attn), "torch": work.of_torch(sdpa)}
+        for name, (_, wrong) in prepared.items():
+            if wrong is not None:
+                raise CheckFailed(f"{name} on {cell}: {wrong}", "nothing is timed that is not a backward pass")
+        mine, theirs = alternate(prepared["ours"][0], {"torch": prepared["torch"][0]}, rounds=rounds)
+    else:
+        with torch.no_grad():
+            mine, theirs = alternate(ours, {"torch": lambda: sdpa(q, k, v)}, rounds=rounds)
     return Timing(cell, mine, theirs)
 
 

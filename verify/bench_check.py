@@ -5,8 +5,9 @@ and the peers', is heard once on the very tensors that are timed: some rows of t
 key, two keys, ... under a causal mask) and the last ones among them.
 
 The bound is the probabilistic one of verify/bounds, which is far tighter than the worst case and holds for random
-inputs such as these. One arithmetic stands for all, because a peer's is not known: that of mma.sync, 16-bit products
-summed in float32, weights rounded to 16 bits once, the output once.
+inputs such as these. One arithmetic per device and dtype stands for all, because a peer's is not known: on a GPU that
+of mma.sync, 16-bit products summed in float32, weights rounded to 16 bits once, the output once; on a CPU the same by
+its own matrix unit, or float32 (float64) throughout, each multiplication and addition rounded.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ from verify.oracle import float64
 from verify.oracle.reference import Reference
 
 EDGE_ROWS, INNER_ROWS, HEADS = 3, 4, 2
-ARITHMETIC, KEYS_PER_TILE = "mma_sm80", 128
+KEYS_PER_TILE = 128
+ON_CPU = {"float32": "muladd_f32", "float64": "muladd_f64", "bf16": "amx_bf16"}
+ON_GPU = "mma_sm80"
+
+
+def model_of(dtype: str, device: str) -> arithmetic.ArithmeticModel:
+    """The arithmetic that every call is allowed. device: a torch device type."""
+    return arithmetic.model(ON_CPU.get(dtype, ON_GPU) if device == "cpu" else ON_GPU, dtype)
 
 
 def rows_of(n: int, choose: random.Random) -> list[int]:
@@ -39,6 +47,7 @@ class _Head:
     rows: list[int]
     want: Reference
     bound: np.ndarray  # (rows, dv)
+    lse_bound: np.ndarray  # (rows,)
 
 
 class Expected:
@@ -49,29 +58,40 @@ class Expected:
         choose = random.Random(seed)
         batch, heads, n, d = q.shape
         self._shape = (batch, heads, n, v.shape[3])
-        model = arithmetic.model(ARITHMETIC, dtype)
+        model = model_of(dtype, q.device.type)
         self._heads = []
         for b, h in sorted({(choose.randrange(batch), choose.randrange(heads)) for _ in range(HEADS)}):
             rows = rows_of(n, choose)
             kv = h // (heads // k.shape[1])
-            inputs = [_plain(x) for x in (q[b, h, rows], k[b, kv], v[b, kv])]
+            inputs = [plain(x) for x in (q[b, h, rows], k[b, kv], v[b, kv])]
             visible = np.arange(k.shape[2]) <= np.array(rows)[:, None] if causal else None
             want = float64.attention(*inputs, scale=d**-0.5, visible=visible)
             bound = bounds.forward(*inputs, scale=d**-0.5, visible=visible, model=model, bc=KEYS_PER_TILE)
-            assert bound.o_probabilistic is not None
-            self._heads.append(_Head(b, h, rows, want, bound.o_probabilistic))
+            assert bound.o_probabilistic is not None and bound.lse_probabilistic is not None
+            self._heads.append(_Head(b, h, rows, want, bound.o_probabilistic, bound.lse_probabilistic))
 
-    def difference(self, o: Any) -> str | None:
-        """What is wrong with O (B,Hq,N,dv), in one line; None when every sampled element is within its bound."""
+    def difference(self, o: Any, lse: Any = None) -> str | None:
+        """What is wrong with O (B,Hq,N,dv) and, where it is given, LSE (B,Hq,N), in one line.
+
+        None when every sampled element is within its bound.
+        """
         if tuple(o.shape) != self._shape:
             return f"the output has shape {tuple(o.shape)}, not {self._shape}"
+        if lse is not None and tuple(lse.shape) != self._shape[:3]:
+            return f"LSE has shape {tuple(lse.shape)}, not {self._shape[:3]}"
         found: tuple[float, str] | None = None
         for x in self._heads:
-            seen = worst(_plain(o[x.batch, x.head, x.rows]), x.want.o, x.bound, want_error=x.want.o_err)
-            if seen is not None and not seen.ratio <= 1 and (found is None or seen.ratio > found[0]):
-                found = (seen.ratio, f"batch {x.batch}, head {x.head}, row {x.rows[seen.index[0]]}: {seen.text()}")
+            pairs = [("", worst(plain(o[x.batch, x.head, x.rows]), x.want.o, x.bound, want_error=x.want.o_err))]
+            if lse is not None:
+                got = plain(lse[x.batch, x.head, x.rows])
+                pairs.append(("LSE, ", worst(got, x.want.lse, x.lse_bound, want_error=x.want.lse_err)))
+            for name, seen in pairs:
+                if seen is not None and not seen.ratio <= 1 and (found is None or seen.ratio > found[0]):
+                    where = f"{name}batch {x.batch}, head {x.head}, row {x.rows[seen.index[0]]}"
+                    found = (seen.ratio, f"{where}: {seen.text()}")
         return None if found is None else found[1]
 
 
-def _plain(x: Any) -> np.ndarray:
+def plain(x: Any) -> np.ndarray:
+    """A tensor as float64."""
     return np.asarray(x.double().cpu().numpy())

@@ -8,7 +8,7 @@ units' cycles that the FLOPs take at least (sm_clock.py).
 
 A sample is what triton's do_bench takes: for WARMUP_S, then for MEASURE_S, the L2 cache is overwritten, then the call
 stands between two CUDA events; the sample is the median. Inputs are N(0,1), never zeros, and every call is compared
-with float64 (bench_check.py) before it is timed. FLOPs = 2 B Hq N^2 (d + dv), halved for causal.
+with float64 (bench_check.py, bench_gradients.py) before it is timed. FLOPs are bench.py's.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
 from codegen.errors import CheckFailed, ToolError
 from verify import packages, peers
 from verify.bench import Cell, Timing, spread
+from verify.bench_backward import BackwardPass
 from verify.bench_check import Expected
 from verify.cases import torch_dtype
 from verify.sm_clock import SmClock, frequency, tensor_use
@@ -177,9 +178,21 @@ def interleave(
 
 def inputs(cell: Cell, device: str = "cuda") -> tuple[Any, Any, Any]:
     """q, k, v of N(0,1), seen as (B,H,N,d); the layout "bnhd" stores (B,N,H,d)."""
+    groups = cell.heads // cell.gqa
+    one = _normal(cell, device, seed=cell.n)
+    return one(cell.heads, cell.d), one(groups, cell.d), one(groups, cell.width_of_values)
+
+
+def output_gradient(cell: Cell, device: str = "cuda") -> Any:
+    """dO, in the same way."""
+    return _normal(cell, device, seed=cell.n + 1)(cell.heads, cell.width_of_values)
+
+
+def _normal(cell: Cell, device: str, *, seed: int) -> Callable[[int, int], Any]:
+    """Draws one tensor after the other for so many heads of such a width."""
     import torch
 
-    made = torch.Generator(device=device).manual_seed(cell.n)
+    made = torch.Generator(device=device).manual_seed(seed)
 
     def one(heads: int, width: int) -> Any:
         rows_first = cell.layout == "bnhd"
@@ -187,8 +200,26 @@ def inputs(cell: Cell, device: str = "cuda") -> tuple[Any, Any, Any]:
         x = torch.randn(shape, generator=made, device=device).to(torch_dtype(cell.dtype))
         return x.transpose(1, 2) if rows_first else x
 
-    groups = cell.heads // cell.gqa
-    return one(cell.heads, cell.d), one(groups, cell.d), one(groups, cell.width_of_values)
+    return one
+
+
+class ForwardPass:
+    """One call of attention, and what its output must be on these inputs."""
+
+    def __init__(self, q: Any, k: Any, v: Any, *, causal: bool, dtype: str) -> None:
+        self._inputs, self._causal = (q, k, v), causal
+        self._expected = Expected(q, k, v, causal=causal, dtype=dtype)
+
+    def of_package(self, attn: ModuleType) -> tuple[Callable[[], Any], str | None]:
+        """The call of an emitted package, and what is wrong with its output."""
+        return self._checked(ours(attn, *self._inputs, self._causal))
+
+    def of_peer(self, peer: peers.Peer) -> tuple[Callable[[], Any], str | None]:
+        """The same of a peer, which may raise anything."""
+        return self._checked(peer.prepare(*self._inputs, self._causal))
+
+    def _checked(self, call: peers.Call) -> tuple[Callable[[], Any], str | None]:
+        return call.run, self._expected.difference(call.result(call.run()))
 
 
 def ours(attn: ModuleType, q: Any, k: Any, v: Any, causal: bool) -> peers.Call:
@@ -208,6 +239,7 @@ def time_group(
 ) -> list[GpuTiming]:
     """Time the forms of one shape (dtype, layout, heads per K/V head) in the same rounds; the first is the plain one.
 
+    The plain one of a deterministic backward pass is the same cell without that demand, which must be among `cells`.
     Raises: CheckFailed when one of our packages computes something else than attention.
     """
     import torch
@@ -218,20 +250,20 @@ def time_group(
     with torch.no_grad():
         for index, cell in enumerate(cells):
             q, k, v = inputs(cell, device)
-            expected = Expected(q, k, v, causal=cell.causal, dtype=cell.dtype)
+            work = pass_of(cell, q, k, v)
             for label, attn in serving.items():
-                call = ours(attn, q, k, v, cell.causal)
-                wrong = expected.difference(call.result(call.run()))
+                run, wrong = work.of_package(attn)
                 if wrong is not None:
                     raise CheckFailed(f"{label} on {cell}: {wrong}", "nothing is timed that is not attention")
-                calls[index, "ours", label] = call.run
-                paths[index, label] = {**attn.path(q, k, v, causal=cell.causal)}
-            for name, peer in found.items():
-                taken = _prepared(peer, q, k, v, cell.causal, expected)
+                calls[index, "ours", label] = run
+                backward: dict[str, Any] = {"backward": True} if cell.backward else {}
+                paths[index, label] = {**attn.path(q, k, v, causal=cell.causal, **backward)}
+            for name, peer in () if cell.deterministic else found.items():
+                taken = _prepared(peer, work)
                 if isinstance(taken, str):
                     refused[index][name] = taken
                 else:
-                    calls[index, "peer", name] = taken.run
+                    calls[index, "peer", name] = taken
         samples = interleave(
             {PRODUCT: gpu.product, **calls}, rounds=rounds, sample=gpu.sample, choose=random.Random(seed)
         )
@@ -241,23 +273,30 @@ def time_group(
     timings = []
     for index, cell in enumerate(cells):
         theirs = [name for at, kind, name in calls if (at, kind) == (index, "peer")]
+        plain = cells.index(replace(cell, deterministic=False)) if cell.deterministic else 0
         for label in [name for at, kind, name in calls if (at, kind) == (index, "ours")]:
             timings.append(GpuTiming(
                 cell, seconds[index, "ours", label], {name: seconds[index, "peer", name] for name in theirs},
                 package=label, hertz=hertz[index, "ours", label],
                 peer_hertz={name: hertz[index, "peer", name] for name in theirs}, absent=refused[index],
-                path=paths[index, label], plain=seconds.get((0, "ours", label)) if index else None,
+                path=paths[index, label], plain=seconds[plain, "ours", label] if index != plain else None,
                 matmul_flops=matmul, multiprocessors=gpu.multiprocessors, capability=gpu.capability,
             ))  # fmt: skip
     return timings
 
 
-def _prepared(peer: peers.Peer, q: Any, k: Any, v: Any, causal: bool, expected: Expected) -> peers.Call | str:
+def pass_of(cell: Cell, q: Any, k: Any, v: Any) -> ForwardPass | BackwardPass:
+    """What is timed of a cell with these inputs."""
+    words: dict[str, Any] = {"causal": cell.causal, "dtype": cell.dtype}
+    if not cell.backward:
+        return ForwardPass(q, k, v, **words)
+    return BackwardPass(q, k, v, output_gradient(cell, q.device.type), deterministic=cell.deterministic, **words)
+
+
+def _prepared(peer: peers.Peer, work: ForwardPass | BackwardPass) -> Callable[[], Any] | str:
     """The peer's call once it has given attention, or why it is not timed, in one line."""
     try:
-        call = peer.prepare(q, k, v, causal)
-        o = call.result(call.run())
-        wrong = expected.difference(o)
+        run, wrong = work.of_peer(peer)
     except Exception as error:  # of any kind: each peer has its own, and the run goes on without it
         return peers.refusal(error)
-    return call if wrong is None else f"not attention: {wrong}"
+    return run if wrong is None else f"not attention: {wrong}"

@@ -2,7 +2,8 @@
 
 The default grid keeps 16384 tokens and 2048 columns in all heads: batch = tokens / N, heads = columns / d.
 Lists of dtypes, layouts and heads per K/V head make *forms* of one shape: they are timed in the same rounds, and the
-first form of each list is the plain one that `vs_plain` compares with.
+first form of each list is the plain one that `vs_plain` compares with. A backward pass adds the deterministic form of
+each, which `vs_plain` compares with the same form without; peers are timed beside the default form alone.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 MASKS = {"full": False, "causal": True}
 LAYOUTS = ("bhnd", "bnhd")
 ROUNDS = 7
-
+# What the backward pass is timed on by default. A target without a backward kernel of its own takes that of sm80.
+BACKWARD: dict[str, Any] = {
+    "widths": ((64, 64), (128, 128)), "lengths": (4096, 8192, 16384), "archs": ("sm80",),
+}  # fmt: skip
 
 Width = tuple[int, int]  # d and dv
 
@@ -57,6 +61,7 @@ class Grid:
     seed: int = 0
     seconds: float | None = None  # no further shape is begun after so long
     overhead: bool = False  # also what a call costs the host
+    backward: bool = False  # the backward pass, in its default and its deterministic form
 
     def __post_init__(self) -> None:
         for option, given, known in (
@@ -89,9 +94,12 @@ class Grid:
             [
                 Cell(
                     dtype=dtype, d=d, dv=dv, n=n, causal=MASKS[mask], batch=self.tokens // n,
-                    heads=self.columns // d, gqa=group, layout=layout,
+                    heads=self.columns // d, gqa=group, layout=layout, backward=self.backward,
+                    deterministic=deterministic,
                 )
-                for dtype, layout, group in itertools.product(self.dtypes, self.layouts, self.groups)
+                for dtype, layout, group, deterministic in itertools.product(
+                    self.dtypes, self.layouts, self.groups, (False, True)[: 1 + self.backward]
+                )
             ]
             for (d, dv), mask, n in itertools.product(widths, self.masks, self.lengths)
         ]  # fmt: skip
@@ -156,7 +164,7 @@ def run(
     modules = load(grid)
     built = build(modules)
     step(note="built")
-    found, absent = peers.available(grid.peers)
+    found, absent = peers.available(grid.peers, backward=grid.backward)
     header["versions"] = machine.versions()  # again: those of $TILEPROOF_PEERS are in reach now
     for name, why in absent.items():
         say(f"no {name}: {why}")
@@ -238,7 +246,7 @@ def figures(
     for row in rows:
         row["percent_of_matmul"] = None if matmul is None else 100 * row["ours_gflops"] / matmul
     return {
-        "kind": "speed",
+        "kind": "speed_backward" if grid.backward else "speed",
         "device": "cuda",
         "machine": dict(header),
         "load_at_the_end": machine.load(),

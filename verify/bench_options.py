@@ -10,7 +10,7 @@ from typing import Any
 
 from codegen.errors import RequestError
 from verify import peers
-from verify.bench_grid import Grid, Width
+from verify.bench_grid import BACKWARD, Grid, Width
 from verify.bench_report import GRID, Tile
 
 CPU_ONLY = ("batch", "heads", "threads")
@@ -30,6 +30,8 @@ def cpu(named: tuple[str, ...], options: Mapping[str, Any]) -> dict[str, Any]:
     """
     given = _given(options)
     _refuse(given, GPU_ONLY, "--device cpu")
+    if given.get("backward"):
+        _refuse(given, ("tiles",), "--backward: the backward pass takes its own tile")
     if len(named) > 1:
         raise RequestError(f"{len(named)} packages: a CPU times one at a time", "--device cuda times several together")
     readers = {"widths": numbers, "lengths": numbers, "dtypes": words, "tiles": tiles}
@@ -43,6 +45,8 @@ def grid(named: tuple[str, ...], options: Mapping[str, Any]) -> Grid:
     """
     given = _given(options)
     _refuse(given, CPU_ONLY, "--device cuda")
+    if given.get("backward"):
+        _refuse(given, ("tiles", "overhead"), "--backward")
     if named:
         _refuse(given, ("sram", "archs", "tiling", "tiles", "widths"), "a named package")
     if given.get("tiles") == "grid":
@@ -51,7 +55,10 @@ def grid(named: tuple[str, ...], options: Mapping[str, Any]) -> Grid:
         "widths": widths, "lengths": numbers, "groups": numbers, "dtypes": words, "masks": words, "layouts": words,
         "archs": words, "tiles": tiles, "peers": lambda text, option: peers.names(text),
     }  # fmt: skip
-    return Grid(packages=named, **_read(given, readers))
+    read = _read(given, readers)
+    if read.get("backward"):
+        read = {**(BACKWARD if not named else {"lengths": BACKWARD["lengths"]}), **read}
+    return Grid(packages=named, **read)
 
 
 Reader = Callable[[str, str], tuple[Any, ...]]

@@ -15,7 +15,7 @@ PANEL_INCHES = (5.0, 3.2)
 def series(stated: dict[str, Any], d: int, dv: int, causal: bool) -> dict[str, list[tuple[int, float]]]:
     """Line -> points (N, TFLOP/s), ascending: our packages first, then the peers, in the plain form of each shape."""
     cells = [c for c in stated["cells"] if (*_widths(c), c["causal"]) == (d, dv, causal)]
-    plain = [c for c in cells if (c["dtype"], c["layout"], c["gqa"]) == _form(stated["cells"][0])]
+    plain = [c for c in cells if _form(c) == _form(stated["cells"][0])]
     lines: dict[str, list[tuple[int, float]]] = {}
     for cell in plain:
         lines.setdefault(cell["package"], []).append((cell["n"], cell["ours_gflops"] / 1e3))
@@ -31,7 +31,7 @@ def _widths(cell: dict[str, Any]) -> tuple[int, int]:
 
 
 def _form(cell: dict[str, Any]) -> tuple[Any, ...]:
-    return cell["dtype"], cell["layout"], cell["gqa"]
+    return cell["dtype"], cell["layout"], cell["gqa"], cell.get("deterministic", False)
 
 
 def beside(stated: dict[str, Any], out: Path) -> str:

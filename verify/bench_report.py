@@ -40,9 +40,12 @@ def run(
     heads: int = 8,
     rounds: int = 7,
     threads: int | None = None,
+    backward: bool = False,
     step: Step = silent,
 ) -> dict[str, Any]:
     """Time what the command asks for: a package, or one per width and dtype, with the best of `tiles` if there are any.
+
+    backward: the backward pass alone, which takes its own tile whatever that of the forward pass is.
 
     Raises: RequestError when no tile of `tiles` is legal.
     """
@@ -58,12 +61,12 @@ def run(
         plan = packages.plan(folder)
         attn = packages.load(folder)
         names = list(dtypes) or devices.dtypes_of(plan, "cpu")
-        wanted = cells(names, [plan["request"]["d"]], lengths, batch=batch, heads=heads)
+        wanted = cells(names, [plan["request"]["d"]], lengths, batch=batch, heads=heads, backward=backward)
         timings = time_all(lambda cell: attn, wanted, rounds=rounds, step=step)
     else:
         for dtype in list(dtypes) or ["float32", "bf16", "fp16"]:
             for d in widths:
-                wanted = cells([dtype], [d], lengths, batch=batch, heads=heads)
+                wanted = cells([dtype], [d], lengths, batch=batch, heads=heads, backward=backward)
                 make = _maker(sram, d, dtype)
                 tile, means = best_tile(make, tiles, wanted, step=step)
                 attn = make(tile)
@@ -74,7 +77,7 @@ def run(
                 timings += time_all(lambda cell, attn=attn: attn, wanted, rounds=rounds, step=step)  # type: ignore[misc]
     peers = list(dict.fromkeys(name for t in timings for name in t.peers))
     return {
-        "kind": "bench",
+        "kind": "bench_backward" if backward else "bench",
         "device": "cpu",
         "machine": before,
         "load_at_the_end": machine.load(),
@@ -119,8 +122,9 @@ def table(figures: dict[str, Any]) -> Table:
     """One row per cell, one column per peer."""
     peers = list(figures["summary"])
     chip = (figures["machine"].get("gpu") or figures["machine"]["cpu"])["model"]
+    what = "speed of the backward pass" if figures["kind"] == "bench_backward" else "speed"
     made = Table(
-        title=f"speed against {', '.join(peers)} on {chip}, {figures['threads']} threads",
+        title=f"{what} against {', '.join(peers)} on {chip}, {figures['threads']} threads",
         caption="; ".join(
             f"{peer} {dtype}: geometric mean {s['geometric_mean']:.2f}, worst cell {s['worst_cell']:.2f}"
             for peer, by in figures["summary"].items()

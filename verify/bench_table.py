@@ -44,21 +44,23 @@ def summary(timings: Sequence[GpuTiming]) -> dict[str, dict[str, dict[str, Any]]
 
 def form(cell: Cell) -> str:
     """What makes a cell other than the plain one of its shape."""
-    return f"{cell.dtype} {cell.layout} gqa={cell.gqa}"
+    return f"{cell.dtype} {cell.layout} gqa={cell.gqa}" + " deterministic" * cell.deterministic
 
 
 def rows(stated: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Head and rows of the table: TFLOP/s, how much of the card that is, and the ratio to each peer."""
     names = list(stated["peers"])
-    figures = ["TFLOP/s", "% of product", "tensor %", "GHz", *(f"vs {name}" for name in names), "best peer"]
+    plain = ["vs plain"] if any("vs_plain" in row for row in stated["cells"]) else []
+    figures = ["TFLOP/s", "% of product", "tensor %", "GHz", *(f"vs {name}" for name in names), *plain, "best peer"]
     body = []
     for row in stated["cells"]:
         use, clock, part = row["tensor_use"], row["clock_ghz"], row["percent_of_matmul"]
         body.append([
             widths(row), str(row["n"]), "causal" if row["causal"] else "full",
-            f"{row['dtype']} {row['layout']} {row['gqa']}", served(row), f"{row['ours_gflops'] / 1e3:.0f}",
+            form_of(row), served(row), f"{row['ours_gflops'] / 1e3:.0f}",
             "-" if part is None else f"{part:.0f}", "-" if use is None else f"{100 * use:.1f}",
             "-" if clock is None else f"{clock:.2f}", *(ratio(row.get(f"vs_{name}")) for name in names),
+            *(ratio(row.get("vs_plain")) for _ in plain),
             f"{row['best_peer']} {ratio(row[f'vs_{BEST}'])}" if row.get("best_peer") else "-",
         ])  # fmt: skip
     return ["d", "N", "mask", "form", "package", *figures], body
@@ -68,8 +70,9 @@ def table(stated: dict[str, Any]) -> Table:
     """One row per cell and package."""
     rate = stated["matmul_gflops"]
     ceiling = f"; {MATMUL}^3 product {rate['median'] / 1e3:.0f} TFLOP/s" if rate else ""
+    what = "speed of the backward pass" if stated.get("kind") == "speed_backward" else "speed"
     made = Table(
-        title=f"speed on {stated['machine']['gpu']['model']}, {stated['shapes']}, {stated['rounds']} rounds{ceiling}",
+        title=f"{what} on {stated['machine']['gpu']['model']}, {stated['shapes']}, {stated['rounds']} rounds{ceiling}",
         caption="\n".join([*summary_lines(stated), *remarks(stated)]),
         title_justify="left",
         caption_justify="left",
@@ -89,6 +92,11 @@ def served(row: dict[str, Any]) -> str:
     """The package, and the target whose kernel took the call where the name does not say it."""
     target = row["path"].get("target", "")
     return row["package"] if target in row["package"] else f"{row['package']} by {target}"
+
+
+def form_of(row: dict[str, Any]) -> str:
+    """dtype, layout, query heads per K/V head, and whether equal bits were asked for."""
+    return f"{row['dtype']} {row['layout']} {row['gqa']}" + " deterministic" * row.get("deterministic", False)
 
 
 def widths(row: dict[str, Any]) -> str:

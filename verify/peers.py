@@ -37,12 +37,16 @@ class Call:
 
 @dataclass(frozen=True)
 class Peer:
-    """One implementation. `module` must import; `prepare(q, k, v, causal)` takes (B,H,N,d) tensors of any strides."""
+    """One implementation. `module` must import; `prepare(q, k, v, causal)` takes (B,H,N,d) tensors of any strides.
+
+    backward: its backward pass can be timed by itself: the call's output is the node of the graph that holds its LSE.
+    """
 
     name: str
     title: str
     module: str
     prepare: Callable[[Any, Any, Any, bool], Call]
+    backward: bool = False
 
 
 def _sdpa(backend: str) -> Callable[[Any, Any, Any, bool], Call]:
@@ -97,9 +101,9 @@ def _output_of_flash(result: Any) -> Any:
 PEERS: dict[str, Peer] = {
     peer.name: peer
     for peer in (
-        Peer("cudnn", "cuDNN through torch", "torch", _sdpa("CUDNN_ATTENTION")),
-        Peer("fa2", "FlashAttention-2 in torch", "torch", _sdpa("FLASH_ATTENTION")),
-        Peer("efficient", "memory-efficient attention in torch", "torch", _sdpa("EFFICIENT_ATTENTION")),
+        Peer("cudnn", "cuDNN through torch", "torch", _sdpa("CUDNN_ATTENTION"), backward=True),
+        Peer("fa2", "FlashAttention-2 in torch", "torch", _sdpa("FLASH_ATTENTION"), backward=True),
+        Peer("efficient", "memory-efficient attention in torch", "torch", _sdpa("EFFICIENT_ATTENTION"), backward=True),
         Peer("flex", "FlexAttention", "torch.nn.attention.flex_attention", _flex),
         Peer("fa3", "FlashAttention-3", "flash_attn_interface", _flash("flash_attn_interface")),
         Peer("fa4", "FlashAttention-4 (CuTe)", "flash_attn.cute", _flash("flash_attn.cute")),
@@ -121,12 +125,18 @@ def names(text: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(asked))
 
 
-def available(wanted: Sequence[str]) -> tuple[dict[str, Peer], dict[str, str]]:
-    """The peers of `wanted` whose module imports, and for each other one why it does not."""
+def available(wanted: Sequence[str], *, backward: bool = False) -> tuple[dict[str, Peer], dict[str, str]]:
+    """The peers of `wanted` whose module imports, and for each other one why it does not.
+
+    backward: only those whose backward pass can be timed.
+    """
     add_folders()
     found, absent = {}, {}
     for name in wanted:
         peer = PEERS[name]
+        if backward and not peer.backward:
+            absent[name] = "its backward pass is not timed"
+            continue
         try:
             importlib.import_module(peer.module)
         except Exception as error:  # a module that breaks while it loads is as absent as one that is not there

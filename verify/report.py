@@ -155,7 +155,8 @@ def _bench(item: Figures) -> str:
         f"{peer}: " + ", ".join(f"{dtype} {s['geometric_mean']:.2f}" for dtype, s in item["summary"][peer].items())
         for peer in others
     ]
-    text = f"Speed / {first}, {item['package']}{_tiles(item)}. {'; '.join(means)}."
+    what = "Speed of the backward pass" if item["kind"] == "bench_backward" else "Speed"
+    text = f"{what} / {first}, {item['package']}{_tiles(item)}. {'; '.join(means)}."
     if beside:
         text += f" Geometric means against {'; '.join(beside)}."
     return f"{text}\n\n{_table(head, body)}\n\n{_source(item)}"
@@ -348,7 +349,9 @@ def _plain(item: Figures) -> str:
 _WRITERS: dict[str, Callable[[Figures], str]] = {
     "certificate": _certificate,
     "bench": _bench,
+    "bench_backward": _bench,
     "speed": _speed,
+    "speed_backward": _speed,
     "fuzz": _fuzz,
     "real": _real,
     "calibrate": _calibrate,
