@@ -25,7 +25,7 @@ from .errors import ToolError
 from .plan import LENGTH_CLASSES
 from .problem import Problem
 
-__all__ = ["CAUSAL_FORMS", "LENGTH_CLASSES", "Choice", "fastest", "length_class_of", "read"]
+__all__ = ["CAUSAL_FORMS", "LENGTH_CLASSES", "Choice", "fastest", "length_class_of", "read", "why_none"]
 
 TABLES = Path(__file__).parent / "tuning"
 FORMAT = "tileproof tuning 1"
@@ -61,6 +61,14 @@ def fastest(problem: Problem, arch: str, *, causal: str, length_class: str, tabl
             if key == (arch, problem.d, problem.dv, causal, length_class):
                 return next(_fitting(problem, case, table), None)
     return None
+
+
+def why_none(problem: Problem, arch: str, *, tables: Path = TABLES) -> str:
+    """Why `fastest` has no plan for a case, and what to do about it."""
+    names = ", ".join(file.stem for file in sorted(tables.glob("*.json")))
+    widths = f"{problem.d}" + (f"/{problem.dv}" if problem.dv != problem.d else "")
+    has = f"none of the tuning tables ({names}) has a plan for it" if names else "there is no tuning table"
+    return f"{has}: python -m verify tune --arch {arch} --d {widths} measures one on a card"
 
 
 def _fitting(problem: Problem, case: Mapping[str, Any], table: Mapping[str, Any]) -> Iterator[Choice]:

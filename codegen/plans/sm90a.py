@@ -10,7 +10,7 @@ From the paper's tile to a legal one, each step a Change with its reason:
   3. Into min(--sram, shared memory of a block) with two stages of K and of V: fewer keys, but not below 32; then fewer
      rows; then one stage of V, of K, and 16 keys.
 With `--tiling tuned` the plan is the fastest one measured, by mask form and length class; a case that was not measured
-takes the plan of the paper's tile.
+takes the plan of the paper's tile, and says so.
 """
 
 from __future__ import annotations
@@ -41,11 +41,15 @@ ALIGNMENT = 1024  # bytes: period of the widest swizzle
 BARRIER_BYTES = 256
 TILE_BYTES = 32  # two query tiles, named ahead
 LAZY_FROM = 224  # padded dv from which the multiplications of O that a lazy rescale saves pay for its test
+COUNTER_BYTES = 4
 COUNTER_FROM = 11  # query tiles per head from which causal tiles are handed out by a counter
 # K and V that the heads running side by side may touch: well below the L2 of an H100 or H200 (50 MB).
 SECTION_BYTES = 32 * 1024 * 1024
 STAGES = ((2, 2), (2, 1), (1, 1))
 MOST_REJECTIONS = 6
+
+Case = tuple[str, str]  # mask form, length class
+ANY: Case = ("any", "any")
 
 ARITHMETIC = "wgmma_sm90a"
 # What every kernel includes: file under csrc/ -> template.
@@ -161,6 +165,11 @@ class Sm90aPlan:
     def fast_memory_bytes(self) -> int:
         return self.layout[-1].offset + self.layout[-1].bytes
 
+    @property
+    def scratch_bytes(self) -> int:
+        """Device memory that a call brings: the counter that hands out tiles under a causal mask."""
+        return 0 if self.causal == "full" else COUNTER_BYTES
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "br": self.br,
@@ -180,6 +189,7 @@ class Sm90aPlan:
             "producer_registers": self.producer_registers,
             "consumer_registers": self.consumer_registers,
             "fast_memory_bytes": self.fast_memory_bytes,
+            "scratch_bytes": self.scratch_bytes,
         }
 
 
@@ -329,42 +339,63 @@ def decide(problem: Problem, arch: str) -> Decision:
     """
     limit, reason = shared_memory(problem, arch)
     paper, changes, rejected = plan_tile(problem, limit)
-    plans = {("any", "any"): paper}
-    if problem.tiling == "tuned":
-        plans = {}
-        for causal in tuned.CAUSAL_FORMS:
-            for length_class in tuned.LENGTH_CLASSES:
-                choice = tuned.fastest(problem, arch, causal=causal, length_class=length_class)
-                usual = replace(paper, causal=causal)
-                chosen = Sm90aPlan(d=problem.d, dv=problem.dv, **choice.fields) if choice else usual
-                plans[causal, length_class] = chosen if chosen.fast_memory_bytes <= limit else usual
-        changes, rejected = (), ()
-    return _decision(problem, arch, plans, limit, reason, changes, rejected)
+    changes += _few_rows(problem, paper)
+    if problem.tiling != "tuned":
+        return _decision(problem, arch, {ANY: paper}, limit, reason, {ANY: changes}, rejected)
+    plans: dict[Case, Sm90aPlan] = {}
+    notes: dict[Case, tuple[Change, ...]] = {}
+    for causal in tuned.CAUSAL_FORMS:
+        for length_class in tuned.LENGTH_CLASSES:
+            case = (causal, length_class)
+            choice = tuned.fastest(problem, arch, causal=causal, length_class=length_class)
+            if choice is None or choice.fast_memory_bytes > limit:
+                plans[case], notes[case] = replace(paper, causal=causal), changes
+                continue
+            plan = plans[case] = Sm90aPlan(d=problem.d, dv=problem.dv, **choice.fields)
+            notes[case] = (Change(what=f"{paper.br} x {paper.bc} -> {plan.br} x {plan.bc}", why=choice.why),)
+    missing = [case for case in plans if notes[case] is changes]
+    if len(missing) == len(plans):  # the package of --tiling paper, which says that it is
+        plans, notes, missing = {ANY: paper}, {ANY: changes}, [ANY]
+    for case in missing:
+        what = f"{paper.br} x {paper.bc} as with --tiling paper"
+        notes[case] += (Change(what=what, why=tuned.why_none(problem, arch)),)
+    return _decision(problem, arch, plans, limit, reason, notes)
+
+
+def _few_rows(problem: Problem, plan: Sm90aPlan) -> tuple[Change, ...]:
+    """A word on the single consumer to which the paper's rule leads where d < 128: nobody multiplies beside it."""
+    if plan.consumers > 1 or problem.br is not None or problem.d >= 2 * WARPGROUP_ROWS:
+        return ()
+    why = (
+        f"the paper's Br = min(Bc, d) is at most {problem.d} rows: no other consumer's products run beside the softmax "
+        "of this one, and few rows share a key tile; --tiling tuned, or --br 128 or 192, is faster"
+    )
+    return (Change(what="one consumer", why=why),)
 
 
 def _decision(
     problem: Problem,
     arch: str,
-    plans: Mapping[tuple[str, str], Sm90aPlan],
+    plans: Mapping[Case, Sm90aPlan],
     limit: int,
     reason: str,
-    changes: tuple[Change, ...] = (),
+    changes: Mapping[Case, tuple[Change, ...]] | None = None,
     rejected: tuple[Rejection, ...] = (),
 ) -> Decision:
-    dtypes = tuple(t for t in problem.dtypes if t in DTYPES)
+    variants = tuple(
+        Variant(target=arch, isa=arch, dtype=t, causal=case[0], length_class=case[1], arithmetic=ARITHMETIC, plan=plan)
+        for t in problem.dtypes
+        if t in DTYPES
+        for case, plan in plans.items()
+    )
+    steps = {v.key: (changes or {}).get((v.causal, v.length_class), ()) for v in variants}
     return Decision(
         arch=arch,
         limit_bytes=limit,
         limit_reason=reason,
-        variants=tuple(
-            Variant(
-                target=arch, isa=arch, dtype=t, causal=causal, length_class=length, arithmetic=ARITHMETIC, plan=plan
-            )
-            for t in dtypes
-            for (causal, length), plan in plans.items()
-        ),
-        changes={f"{arch}/{t}": changes for t in dtypes if changes},
-        rejected={f"{arch}/{t}": rejected for t in dtypes if rejected},
+        variants=variants,
+        changes={key: found for key, found in steps.items() if found},
+        rejected={v.key: rejected for v in variants if rejected},
     )
 
 

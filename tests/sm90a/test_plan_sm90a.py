@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +19,7 @@ LIMIT = 227 * 1024
 
 
 def asked(**more):
-    return problem.make(archs=["sm80"], **{"sram_bytes": 192 * 1024, "d": 128, **more})
+    return problem.make(**{"archs": ["sm80"], "sram_bytes": 192 * 1024, "d": 128, **more})
 
 
 def decide(**more):
@@ -109,6 +110,66 @@ def test_no_package_with_a_debug_form_has_the_wgmma_kernel(archs, tiling):
         package.decide(problem.make(**words, debug=True))
 
 
+@pytest.mark.parametrize("tiling", problem.TILINGS)
+def test_a_tile_of_one_consumer_says_that_it_is_slow(tiling):
+    for d, slow in ((32, True), (64, True), (96, True), (128, False)):
+        steps = decide(d=d, tiling=tiling, archs=["sm90a"]).changes["sm90a/fp16"]
+        assert any("--tiling tuned" in step.why for step in steps if step.what == "one consumer") is slow
+    assert "one consumer" not in [c.what for c in decide(d=64, br=64).changes["sm90a/fp16"]]
+
+
+@pytest.fixture
+def tables(tmp_path, monkeypatch):
+    """A folder of tuning tables in place of the checked-in one."""
+    monkeypatch.setattr(tuned, "fastest", partial(tuned.fastest, tables=tmp_path))
+    monkeypatch.setattr(tuned, "why_none", partial(tuned.why_none, tables=tmp_path))
+    return tmp_path
+
+
+def test_tuned_tiling_without_a_table_is_paper_tiling_and_says_so(tables):
+    plain, found = decide(d=64), decide(d=64, tiling="tuned", archs=["sm90a"])
+    assert found.variants == plain.variants
+    before, after = (one.changes["sm90a/bf16"] for one in (plain, found))
+    assert after[:-1] == before and after[-1].what == "64 x 256 as with --tiling paper"
+    assert after[-1].why.startswith("there is no tuning table: python -m verify tune --arch sm90a --d 64 ")
+
+
+def test_a_case_that_no_table_has_takes_the_papers_tile_and_says_so(tables):
+    plan = sm90a.make_plan(asked(d=64, sram_bytes=LIMIT), 192, 128, (2, 2), causal="full")
+    row = {
+        "plan": {k: v for k, v in vars(plan).items() if k not in ("d", "dv")},
+        "fast_memory_bytes": plan.fast_memory_bytes,
+        "relative": 1,
+    }
+    case = {
+        "arch": "sm90a",
+        "d": 64,
+        "dv": 64,
+        "causal": "full",
+        "length_class": "long",
+        "date": "today",
+        "plans": [row],
+    }
+    table = {"format": tuned.FORMAT, "card": "a card", "cases": [case]}
+    (tables / "card.json").write_text(json.dumps(table))
+    found = decide(d=64, tiling="tuned", archs=["sm90a"])
+    plans = {(v.causal, v.length_class): v.plan for v in found.variants if v.dtype == "bf16"}
+    assert plans["full", "long"] == plan and len(plans) == 4
+    (step,) = found.changes["sm90a_full_long/bf16"]
+    assert step.what == "64 x 256 -> 192 x 128" and step.why == "measured on a card, today: the fastest plan"
+    for key in ("full_short", "causal_short", "causal_long"):
+        assert plans[tuple(key.split("_"))].br == 64
+        assert found.changes[f"sm90a_{key}/bf16"][-1].why.startswith(
+            "none of the tuning tables (card) has a plan for it"
+        )
+
+
+@pytest.mark.parametrize("causal, size", [("any", 4), ("full", 0), ("causal", 4)])
+def test_only_a_kernel_that_may_count_tiles_asks_for_scratch(causal, size):
+    plan = sm90a.make_plan(asked(), 128, 128, (2, 2), causal=causal)
+    assert plan.scratch_bytes == plan.as_dict()["scratch_bytes"] == size
+
+
 def test_an_override_that_is_legal_is_taken():
     plan = decide(br=192, bc=128, sram_bytes=LIMIT).variants[0].plan
     assert (plan.br, plan.bc, plan.p_in_shared, plan.skips_masked) == (192, 128, True, True)
@@ -170,7 +231,7 @@ def test_equal_plans_share_a_kernel_and_each_has_its_own_entry():
     assert len(kernels_in(files)) == 3
     for number, path in enumerate(kernels_in(files)):
         assert f'extern "C" int attention_forward_sm90a_{number}(' in files[path]
-        assert f"if ((args->causal != kFull) != {'true' if number == 2 else 'false'}) return" in files[path]
+        assert f"if ((asked->causal != kFull) != {'true' if number == 2 else 'false'}) return" in files[path]
     header = files["csrc/ptx_sm90a.cuh"]
     assert {"wgmma_m64n128k16_bf16_ss", "wgmma_m64n128k16_f16_rs"} <= set(re.findall(r"wgmma_m64n\w+", header))
 
