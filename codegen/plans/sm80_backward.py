@@ -1,106 +1,412 @@
-"""draft"""
+"""Tile plans of the mma.sync backward kernels, and the files that they are printed to.
+
+Two kernels carry the products. `key_tiles`: a block owns Bc keys, keeps their dK and dV in registers and runs over
+tiles of Br rows; it also makes the dQ of each tile, which it adds to memory. `query_tiles`, for sums in a fixed order
+and where dQ alone is wanted: a block owns rows, keeps their dQ in registers and runs over keys. One text serves every
+relative of sm_80; they differ in shared memory per block.
+
+What decides speed here is the traffic of shared memory. A m16n8k16 takes 2 clocks of an A100's matrix units and an
+ldmatrix.x4 takes 4 of its shared memory, so that one fetched operand must serve two products and more: warps own 32
+keys rather than 16, and P^T and dS^T stay in the registers of the warp that made them, for its own share of the rows.
+Every tile shape that holds in registers (`registers_sm80_backward`) and fits in min(--sram, shared memory of a block)
+is scored by `KeyTiles.clocks` and `QueryTiles.clocks`, clocks of one multiprocessor per pair of row and key, and the
+cheapest is taken. --br and --bc are the forward kernel's.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
-from codegen.plan import MemoryPart
+from codegen.devices import DEVICES
+from codegen.errors import PlanError
+from codegen.plan import Change, MemoryPart, Rejection
+from codegen.plans import registers_sm80_backward as registers
 from codegen.plans.sm80 import DTYPES, GRANULE, ITEMSIZE, Region, padded, panel
+from codegen.problem import Problem
+from spec import tile_rule
+
+ARITHMETIC = "mma_sm80"
+ROWS, KEYS = (16, 32, 64, 128), (16, 32, 48, 64, 96, 128)
+WARPS = (8, 4, 2, 1)
+STATISTICS_BYTES = 8  # LSE log2 e and D of a row
+MOST_REJECTIONS = 4
+
+# Clocks of a multiprocessor: an m16n8k16, an ldmatrix.x4, 128 bytes of shared memory, a barrier with what waits behind
+# it. An A100's data sheet (1024 multiply-adds per clock, 128 bytes); the barrier is a guess.
+PRODUCT, FETCH, LINE_BYTES, BARRIER = 2, 4, 128, 60
+REDUCED_BYTES = 20  # per clock, of dQ added to L2: 30 GB/s at 1.5 GHz, as flash-attention's authors measured on an H200
+BUSY_WARPS = 8  # fewer than these do not fill a multiprocessor
+
+
+def _blocks(columns: int) -> int:
+    return columns // GRANULE
+
+
+def _share(parts: int, among: int) -> int:
+    return -(-parts // among)
+
+
+def _regions(parts: tuple[tuple[str, str, int], ...]) -> tuple[Region, ...]:
+    """(constant, name, bytes) one behind the other from offset 0 on. Tiles are whole 16-row blocks."""
+    regions, at = [], 0
+    for constant, name, size in parts:
+        regions.append(Region(constant=constant, name=name, offset=at, bytes=size))
+        at += size
+    return tuple(regions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Widths:
+    """Columns of a problem, padded to whole k16 steps, and the panels that they make in shared memory."""
+
+    d: int
+    dv: int
+
+    @property
+    def d_padded(self) -> int:
+        return padded(self.d)
+
+    @property
+    def dv_padded(self) -> int:
+        return padded(self.dv)
+
+    @property
+    def panel_d(self) -> int:
+        return panel(self.d_padded)
+
+    @property
+    def panel_dv(self) -> int:
+        return panel(self.dv_padded)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyTiles(Widths):
+    """A tile of `key_tiles`. The warps form a grid: warps / row_warps groups of keys, row_warps groups of rows."""
+
+    br: int
+    bc: int
+    warps: int
+    row_warps: int
+    stages: int  # tiles of Q and dO in flight
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def key_tiles(self) -> int:
+        """m16 tiles of keys per warp."""
+        return self.bc * self.row_warps // (GRANULE * self.warps)
+
+    @property
+    def rows(self) -> int:
+        """Rows of a warp."""
+        return self.br // self.row_warps
+
+    @property
+    def panel_p(self) -> int:
+        return panel(self.br)
+
+    @cached_property
+    def dq_grid(self) -> tuple[int, int]:
+        """m16 tiles of rows per warp and warps across the columns, for dQ: the grid that fetches least."""
+        found = []
+        for tiles in (1, 2, 4):
+            if self.br % (GRANULE * tiles) == 0 and self.warps % (self.br // (GRANULE * tiles)) == 0:
+                across = self.warps * GRANULE * tiles // self.br
+                columns = _share(_blocks(self.d_padded), across)
+                found.append((columns * tiles, tiles + columns, tiles, across))
+        return min(found)[2:]
+
+    @property
+    def dq_row_tiles(self) -> int:
+        return self.dq_grid[0]
+
+    @property
+    def dq_column_warps(self) -> int:
+        return self.dq_grid[1]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the warps share the tile evenly."""
+        keys, rows = GRANULE * self.warps, GRANULE * self.row_warps
+        whole = self.warps % self.row_warps == 0 and self.bc * self.row_warps % keys == 0 and self.br % rows == 0
+        tiles = self.br // GRANULE
+        return whole and any(tiles % n == 0 and self.warps % (tiles // n) == 0 for n in (1, 2, 4))
+
+    @cached_property
+    def accumulators(self) -> int:
+        """Float32 registers per thread at the worst place: dK and dV beside S^T and dP^T, or beside dQ."""
+        columns = _share(_blocks(self.d_padded), self.row_warps) + _share(_blocks(self.dv_padded), self.row_warps)
+        dq = 8 * self.dq_row_tiles * _share(_blocks(self.d_padded), self.dq_column_warps)
+        return 8 * self.key_tiles * columns + max(self.key_tiles * self.rows, dq)
+
+    @property
+    def q_bytes(self) -> int:
+        return ITEMSIZE * self.br * self.d_padded
+
+    @property
+    def do_bytes(self) -> int:
+        return ITEMSIZE * self.br * self.dv_padded
+
+    @property
+    def rows_bytes(self) -> int:
+        return STATISTICS_BYTES * self.br
+
+    @cached_property
+    def layout(self) -> tuple[Region, ...]:
+        pairs = ITEMSIZE * self.br * self.bc
+        stages = f", {self.stages} stages" if self.stages > 1 else ""
+        return _regions((
+            ("kKAt", "K tile", ITEMSIZE * self.bc * self.d_padded),
+            ("kVAt", "V tile", ITEMSIZE * self.bc * self.dv_padded),
+            ("kQAt", f"Q tiles{stages}", self.stages * self.q_bytes),
+            ("kDoAt", f"dO tiles{stages}", self.stages * self.do_bytes),
+            *((("kPAt", "P tile", pairs),) if self.row_warps > 1 else ()),
+            ("kDsAt", "dS tile", pairs),
+            ("kRowsAt", f"LSE and D{stages}", self.stages * self.rows_bytes),
+        ))  # fmt: skip
+
+    @property
+    def bytes(self) -> int:
+        return sum(region.bytes for region in self.layout)
+
+    def clocks(self, smem_per_sm_bytes: int) -> float:
+        """Of a multiprocessor, per row and key, by the traffic of one tile of rows."""
+        d, dv, keys, rows = _blocks(self.d_padded), _blocks(self.dv_padded), self.key_tiles, self.rows // GRANULE
+        columns_d, columns_v = _share(d, self.row_warps), _share(dv, self.row_warps)
+        steps, of_others = _blocks(self.br), _blocks(self.br) - rows  # k16 steps of dK and dV
+        tiles, across = self.dq_grid
+        columns_q = _share(d, across)
+        products = 2 * (keys * rows * (d + dv) + keys * steps * (columns_d + columns_v))
+        products += 2 * tiles * columns_q * _blocks(self.bc)
+        fetches = (keys + rows) * (d + dv) + steps * (columns_d + columns_v) + 2 * keys * of_others
+        fetches += (tiles + columns_q) * _blocks(self.bc)
+        shared = ITEMSIZE * self.br * ((2 if self.row_warps > 1 else 1) * self.bc + self.d_padded + self.dv_padded)
+        times = (
+            self.warps * PRODUCT * products,
+            self.warps * FETCH * fetches + shared / LINE_BYTES,
+            4 * self.br * self.d_padded / REDUCED_BYTES,
+        )
+        waits = BARRIER * (2 if self.stages > 1 else 4)
+        return _per_pair(times, waits, self.br * self.bc, self.warps, self.bytes, smem_per_sm_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryTiles(Widths):
+    """A tile of `query_tiles`: every warp owns 16 row_tiles rows."""
+
+    br: int
+    bc: int
+    row_tiles: int
+    stages: int  # tiles of K and V in flight
+
+    @property
+    def warps(self) -> int:
+        return self.br // (GRANULE * self.row_tiles)
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def accumulators(self) -> int:
+        """Float32 registers per thread: dQ, S and dP."""
+        return self.row_tiles * (self.d_padded // 2 + self.bc)
+
+    @property
+    def k_bytes(self) -> int:
+        return ITEMSIZE * self.bc * self.d_padded
+
+    @property
+    def v_bytes(self) -> int:
+        return ITEMSIZE * self.bc * self.dv_padded
+
+    @cached_property
+    def layout(self) -> tuple[Region, ...]:
+        stages = f", {self.stages} stages" if self.stages > 1 else ""
+        return _regions((
+            ("kQueryQAt", "Q tile", ITEMSIZE * self.br * self.d_padded),
+            ("kQueryDoAt", "dO tile", ITEMSIZE * self.br * self.dv_padded),
+            ("kQueryKAt", f"K tiles{stages}", self.stages * self.k_bytes),
+            ("kQueryVAt", f"V tiles{stages}", self.stages * self.v_bytes),
+        ))  # fmt: skip
+
+    @property
+    def bytes(self) -> int:
+        return sum(region.bytes for region in self.layout)
+
+    def clocks(self, smem_per_sm_bytes: int) -> float:
+        """As KeyTiles.clocks, by the traffic of one tile of keys."""
+        d, dv, keys = _blocks(self.d_padded), _blocks(self.dv_padded), _blocks(self.bc)
+        products = 2 * self.row_tiles * keys * (2 * d + dv)
+        fetches = (self.row_tiles + keys) * (d + dv) + keys * d
+        loads = ITEMSIZE * self.bc * (self.d_padded + self.dv_padded)
+        times = self.warps * PRODUCT * products, self.warps * FETCH * fetches + loads / LINE_BYTES
+        waits = BARRIER * (1 if self.stages > 1 else 3)
+        return _per_pair(times, waits, self.br * self.bc, self.warps, self.bytes, smem_per_sm_bytes)
+
+
+def _per_pair(
+    times: tuple[float, ...], waits: int, pairs: int, warps: int, block_bytes: int, smem_per_sm_bytes: int
+) -> float:
+    """The units work side by side, though never perfectly: the slowest, and a quarter of the others."""
+    blocks = max(1, min(BUSY_WARPS // warps, smem_per_sm_bytes // (block_bytes + 1024)))
+    busy = max(times) + sum(times) / 4 + waits / blocks
+    return busy / pairs * max(1.0, BUSY_WARPS / (blocks * warps))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sm80BackwardPlan:
-    br: int
-    bc: int
-    d: int
-    dv: int
-    warps: int
-    row_warps: int
-    stages: int
+    """All that the backward template may ask. `_bytes` are bytes; other sizes count elements."""
+
+    keys: KeyTiles
+    query: QueryTiles
 
     @property
-    def threads(self): return 32 * self.warps
-    @property
-    def d_padded(self): return padded(self.d)
-    @property
-    def dv_padded(self): return padded(self.dv)
-    @property
-    def panel_d(self): return panel(self.d_padded)
-    @property
-    def panel_dv(self): return panel(self.dv_padded)
-    @property
-    def panel_p(self): return panel(self.br)
-    @property
-    def key_tiles(self): return self.bc // GRANULE * self.row_warps // self.warps
-    @property
-    def dq_row_tiles(self):
-        return self.dq[0]
-    @property
-    def dq_column_warps(self):
-        return self.dq[1]
-    @property
-    def dq(self):
-        # (m16 tiles, column warps)
-        tiles = self.br // GRANULE
-        best = None
-        for m in (1, 2, 4):
-            if tiles % m: continue
-            rw = tiles // m
-            if self.warps % rw: continue
-            cw = self.warps // rw
-            blocks = self.d_padded // GRANULE
-            n = -(-blocks // cw)
-            cost = (m + n) / (m * n) * n * cw / blocks, m * n
-            if best is None or cost < best[0]: best = (cost, m, cw)
-        return best[1:]
-    @property
-    def q_bytes(self): return ITEMSIZE * self.br * self.d_padded
-    @property
-    def do_bytes(self): return ITEMSIZE * self.br * self.dv_padded
-    @property
-    def rows_bytes(self): return 8 * self.br
-    @property
-    def layout(self):
-        parts = [("kKAt", "K", ITEMSIZE * self.bc * self.d_padded), ("kVAt", "V", ITEMSIZE * self.bc * self.dv_padded),
-          ("kQAt", "Q", self.stages * self.q_bytes), ("kDoAt", "dO", self.stages * self.do_bytes)]
-        if self.row_warps > 1: parts.append(("kPAt", "P", 2 * self.br * self.bc))
-        parts.append(("kDsAt", "dS", 2 * self.br * self.bc))
-        parts.append(("kRowsAt", "rows", self.stages * self.rows_bytes))
-        out, at = [], 0
-        for c, n, b in parts:
-            out.append(Region(constant=c, name=n, offset=at, bytes=b)); at += b
-        return out
-    @property
-    def fast_memory_bytes(self): return sum(r.bytes for r in self.layout)
+    def br(self) -> int:
+        return self.keys.br
 
-    query_row_tiles: int = 1
-    query_warps: int = 8
-    query_bc: int = 32
-    query_stages: int = 2
     @property
-    def query_threads(self): return 32 * self.query_warps
+    def bc(self) -> int:
+        return self.keys.bc
+
     @property
-    def query_br(self): return 16 * self.query_warps * self.query_row_tiles
+    def memory(self) -> tuple[MemoryPart, ...]:
+        """Of the kernel that takes more."""
+        larger = max((self.keys, self.query), key=lambda kernel: kernel.bytes)
+        return tuple(MemoryPart(name=region.name, bytes=region.bytes) for region in larger.layout)
+
     @property
-    def query_k_bytes(self): return 2 * self.query_bc * self.d_padded
-    @property
-    def query_v_bytes(self): return 2 * self.query_bc * self.dv_padded
-    @property
-    def query_layout(self):
-        parts = [("kQueryQAt", "Q", 2*self.query_br * self.d_padded), ("kQueryDoAt", "dO", ITEMSIZE * self.query_br * self.dv_padded),
-          ("kQueryKAt", "K", self.query_stages * self.query_k_bytes), ("kQueryVAt", "V", self.query_stages * self.query_v_bytes)]
-        out, at = [], 0
-        for c, n, b in parts:
-            out.append(Region(constant=c, name=n, offset=at, bytes=b)); at += b
-        return out
-    @property
-    def query_bytes(self): return sum(r.bytes for r in self.query_layout)
-ARITHMETIC = "mma_sm80"
-def plan_backward(problem, dtype, arch):
-    return Sm80BackwardPlan(br=64, bc=128, d=problem.d, dv=problem.dv, warps=8, row_warps=2, stages=2), (), ()
-def files(problem, plans):
-    plan = next(iter(plans.values()))
-    dtypes = [t for (_, t) in plans]
-    c = dict(plan=plan, arch="sm80", dtypes=[DTYPES[t] for t in dtypes])
-    return {"csrc/backward_sm80.cu": ("sm80/backward_sm80.cu.j2", c), "csrc/backward_tiles_sm80.cuh": ("sm80/backward_tiles_sm80.cuh.j2", c)}
+    def fast_memory_bytes(self) -> int:
+        return max(self.keys.bytes, self.query.bytes)
+
+    def as_dict(self) -> dict[str, Any]:
+        keys, query = self.keys, self.query
+        return {
+            "br": self.br,
+            "bc": self.bc,
+            "warps": keys.warps,
+            "threads": keys.threads,
+            "row_warps": keys.row_warps,
+            "keys_per_warp": GRANULE * keys.key_tiles,
+            "stages": keys.stages,
+            "d_padded": keys.d_padded,
+            "dv_padded": keys.dv_padded,
+            "dq_rows_per_warp": GRANULE * keys.dq_row_tiles,
+            "dq_column_warps": keys.dq_column_warps,
+            "accumulator_registers": keys.accumulators,
+            "registers": registers.PER_THREAD,
+            "query_br": query.br,
+            "query_bc": query.bc,
+            "query_warps": query.warps,
+            "query_stages": query.stages,
+            "query_accumulator_registers": query.accumulators,
+            "memory": {part.name: part.bytes for part in self.memory},
+            "query_fast_memory_bytes": query.bytes,
+            "fast_memory_bytes": self.fast_memory_bytes,
+        }
+
+
+def _key_candidates(d: int, dv: int) -> Iterator[KeyTiles]:
+    """Every tile whose warps share it evenly."""
+    for warps in WARPS:
+        for row_warps in (n for n in WARPS if warps % n == 0):
+            for br in ROWS:
+                for bc in KEYS:
+                    for stages in (2, 1):
+                        tile = KeyTiles(d=d, dv=dv, br=br, bc=bc, warps=warps, row_warps=row_warps, stages=stages)
+                        if tile.is_whole:
+                            yield tile
+
+
+def _query_candidates(d: int, dv: int) -> Iterator[QueryTiles]:
+    for warps in WARPS:
+        for row_tiles in (2, 1):
+            for bc in KEYS:
+                for stages in (2, 1):
+                    yield QueryTiles(
+                        d=d, dv=dv, br=GRANULE * row_tiles * warps, bc=bc, row_tiles=row_tiles, stages=stages
+                    )
+
+
+@lru_cache(maxsize=64)
+def _ranked(d: int, dv: int, smem_per_sm_bytes: int) -> tuple[tuple[KeyTiles, ...], tuple[QueryTiles, ...]]:
+    """Every tile of both kernels, the cheapest first."""
+    keys = sorted(_key_candidates(d, dv), key=lambda tile: tile.clocks(smem_per_sm_bytes))
+    query = sorted(_query_candidates(d, dv), key=lambda tile: tile.clocks(smem_per_sm_bytes))
+    return tuple(keys), tuple(query)
+
+
+def plan_backward(
+    problem: Problem, dtype: str, arch: str
+) -> tuple[Sm80BackwardPlan, tuple[Change, ...], tuple[Rejection, ...]]:
+    """The legal plan of the backward kernels, the step that led to it and the cheaper tiles turned down.
+
+    Raises: PlanError when nothing fits.
+    """
+    device = DEVICES[arch]
+    limit = min(problem.sram_bytes, device.smem_per_block_bytes)
+    all_keys, all_query = _ranked(problem.d, problem.dv, device.smem_per_sm_bytes)
+    rejected: dict[tuple[int, int], Rejection] = {}
+    for tile in all_keys:
+        why = _why_not(tile, limit)
+        if why is None:
+            break
+        if len(rejected) < MOST_REJECTIONS:
+            rejected.setdefault((tile.br, tile.bc), Rejection(br=tile.br, bc=tile.bc, why=why))
+    else:
+        raise _nothing_fits(problem, limit, all_keys)
+    query = next((tile for tile in all_query if _why_not_query(tile, limit) is None), None)
+    if query is None:
+        raise _nothing_fits(problem, limit, all_query)
+    paper = tile_rule.rule(tile_rule.elements(problem.sram_bytes, ITEMSIZE), problem.d, problem.dv)
+    changes = ()
+    if (paper.br, paper.bc) != (tile.br, tile.bc):
+        why = "the cheapest tile by matrix and shared-memory clocks whose dK and dV stay in registers"
+        changes = (Change(what=f"Br x Bc {paper.br} x {paper.bc} -> {tile.br} x {tile.bc}", why=why),)
+    chosen = rejected.pop((tile.br, tile.bc), None)  # the same tile, spread otherwise
+    del chosen
+    return Sm80BackwardPlan(keys=tile, query=query), changes, tuple(rejected.values())
+
+
+def _why_not(tile: KeyTiles, limit: int) -> str | None:
+    if not registers.holds_keys(tile):
+        most = registers.MOST_KEYS
+        return f"spills: dK, dV, S and dP take {tile.accumulators} of a thread's registers (limit {most})"
+    return None if tile.bytes <= limit else f"needs {tile.bytes:,} bytes of {limit:,}"
+
+
+def _why_not_query(tile: QueryTiles, limit: int) -> str | None:
+    if not registers.holds_query(tile):
+        return f"spills: dQ, S and dP take {tile.accumulators} of a thread's registers (limit {registers.MOST_QUERY})"
+    return None if tile.bytes <= limit else f"needs {tile.bytes:,} bytes of {limit:,}"
+
+
+def _nothing_fits(problem: Problem, limit: int, tiles: tuple[KeyTiles, ...] | tuple[QueryTiles, ...]) -> PlanError:
+    smallest = min(tiles, key=lambda tile: tile.bytes)
+    parts = ", ".join(f"{region.name} {region.bytes:,}" for region in smallest.layout)
+    widths = f"d={problem.d}" + (f", dv={problem.dv}" if problem.dv != problem.d else "")
+    return PlanError(
+        f"no backward tile fits {limit:,} bytes of shared memory at {widths}, bf16 or fp16",
+        f"smallest: Br={smallest.br} Bc={smallest.bc} needs {smallest.bytes:,} bytes ({parts})",
+        f"try --sram {-(-smallest.bytes // 1024)}KB, or --no-backward",
+    )
+
+
+def files(problem: Problem, plans: Mapping[tuple[str, str], Sm80BackwardPlan]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The files under csrc/ of the backward kernels `plans`, keyed (target, dtype): template and context.
+
+    They include ptx_sm80.cuh, forward.h and backward.h. One plan serves both types of a target.
+    """
+    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    for arch in dict.fromkeys(target for target, _ in plans):
+        of_arch = {dtype: plan for (target, dtype), plan in plans.items() if target == arch}
+        plan = next(iter(of_arch.values()))
+        context = {"arch": arch, "plan": plan, "dtypes": [DTYPES[dtype] for dtype in of_arch]}
+        found[f"csrc/backward_{arch}.cu"] = ("sm80/backward_sm80.cu.j2", context)
+        found["csrc/backward_tiles_sm80.cuh"] = ("sm80/backward_tiles_sm80.cuh.j2", context)
+    return found
