@@ -12,7 +12,7 @@ from typing import Any
 
 from codegen.errors import RequestError
 from verify import machine
-from verify.mutate import isolate, targets, units
+from verify.mutate import isolate, targets, targets_backward, units
 from verify.mutate.kill import CHECKS, Result
 from verify.mutate.mutant import Mutant
 from verify.mutate.synchronisation import SUFFIX, Synchronisation, archs
@@ -24,6 +24,9 @@ TARGETS: dict[str, Callable[[], targets.Target]] = {
     "cpu": targets.vector,
     "cpu-amx": targets.matrix,
     "sm80": targets.sm80,
+    "spec-backward": targets_backward.SpecBackward,
+    "cpu-backward": targets_backward.vector,
+    "cpu-amx-backward": targets_backward.matrix,
 }
 for _arch in archs():
     TARGETS[f"{_arch}{SUFFIX}"] = partial(Synchronisation, _arch)
@@ -31,7 +34,7 @@ for _arch in archs():
 
 def here() -> list[str]:
     """The targets that this machine can run."""
-    return [name for name in TARGETS if name != "cpu-amx" or units.runs_here("amx")]
+    return [name for name in TARGETS if not name.startswith("cpu-amx") or units.runs_here("amx")]
 
 
 def run(

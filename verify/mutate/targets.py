@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -53,18 +53,19 @@ class Spec:
     name = "spec"
     mutants: Sequence[Mutant] = catalogue_spec.MUTANTS
     inapplicable: Sequence[Inapplicable] = catalogue_spec.INAPPLICABLE
+    judge: Any = probes_spec  # has probes() and hear(copy, probe)
 
     def prepare(self, mutants: Iterable[Mutant]) -> dict[str, Any]:
-        found = probes_spec.probes()
-        _refuse(self.name, filter(None, (probes_spec.hear(None, probe) for probe in found)))
+        found = self.judge.probes()
+        refuse(self.name, filter(None, (self.judge.hear(None, probe) for probe in found)))
         return {"what": "spec in float64", "probes": len(found)}
 
     def examine(self, mutant: Mutant) -> Result:
         start, seen = time.monotonic(), 0
         with copy_of_spec(mutant) as copy:
-            for probe in sorted(probes_spec.probes(), key=lambda p: p.name != mutant.probe):
+            for probe in sorted(self.judge.probes(), key=lambda p: p.name != mutant.probe):
                 seen += 1
-                kill = probes_spec.hear(copy, probe)
+                kill = self.judge.hear(copy, probe)
                 if kill is not None:
                     return Result(self.name, mutant, kill, seen, time.monotonic() - start)
         return Result(self.name, mutant, None, seen, time.monotonic() - start)
@@ -85,12 +86,24 @@ def path_of_variant(variant: Mapping[str, Any], isa: str, *, debug: bool) -> Pat
     )  # fmt: skip
 
 
+class Jury(Protocol):
+    """The judge of one kernel: `judge_kernel.Judge`, or that of another pass."""
+
+    @property
+    def cases(self) -> Sequence[Any]: ...
+
+    def prepare(self, runs: dict[str, Any]) -> list[Kill]: ...
+
+    def hear_all(self, runs: dict[str, Any], first: str | None) -> Iterator[tuple[Kill | None, str]]: ...
+
+
 @dataclass
 class Host:
     """The package that mutants of one dtype live in: its text by form, and the judge of its kernel."""
 
     files: dict[str, dict[str, bytes]]
-    judge: Judge
+    judge: Jury
+    what: str  # unit and tile, for the report
 
 
 @dataclass
@@ -108,22 +121,24 @@ class Kernels:
         """The package: small tiles with Br != Bc, d != dv, neither a power of two."""
         raise NotImplementedError
 
-    def load(self, files: Mapping[str, bytes], dtype: str, *, debug: bool) -> Run:
-        """Build a text. Raises: ToolError when it does not compile."""
+    def load(self, files: Mapping[str, bytes], dtype: str, *, debug: bool) -> Any:
+        """Build a text: a function of a case. Raises: ToolError when it does not compile."""
         raise NotImplementedError
 
+    def host(self, dtype: str) -> Host:
+        """What the mutants of one dtype live in."""
+        files = {form: rendered.render_package(self.problem(dtype, debug=form == "debug")) for form in FORMS}
+        paths = {form: self._path(files[form], dtype, form) for form in FORMS}
+        asked, path = self.problem(dtype, debug=False), paths[""]
+        cases = probes.probes(dtype, d=asked.d, dv=asked.dv, br=path.br, bc=path.bc)
+        return Host(files, Judge(paths, cases), f"{path.isa}/{dtype} Br={path.br} Bc={path.bc}")
+
     def prepare(self, mutants: Iterable[Mutant]) -> dict[str, Any]:
-        dtypes = dict.fromkeys(m.dtype or self.dtype for m in mutants)
-        for dtype in dtypes:
-            files = {form: rendered.render_package(self.problem(dtype, debug=form == "debug")) for form in FORMS}
-            paths = {form: self._path(files[form], dtype, form) for form in FORMS}
-            asked = self.problem(dtype, debug=False)
-            cases = probes.probes(dtype, d=asked.d, dv=asked.dv, br=paths[""].br, bc=paths[""].bc)
-            host = self.hosts[dtype] = Host(files, Judge(paths, cases))
-            runs = {form: self.load(files[form], dtype, debug=form == "debug") for form in FORMS}
-            _refuse(f"{self.name} {dtype}", host.judge.prepare(runs))
-        tiles = {dtype: self.hosts[dtype].judge.paths[""] for dtype in dtypes}
-        what = ", ".join(f"{p.isa}/{dtype} Br={p.br} Bc={p.bc}" for dtype, p in tiles.items())
+        for dtype in dict.fromkeys(m.dtype or self.dtype for m in mutants):
+            host = self.hosts[dtype] = self.host(dtype)
+            runs = {form: self.load(host.files[form], dtype, debug=form == "debug") for form in FORMS}
+            refuse(f"{self.name} {dtype}", host.judge.prepare(runs))
+        what = ", ".join(host.what for host in self.hosts.values())
         return {"what": what, "probes": max((len(h.judge.cases) for h in self.hosts.values()), default=0)}
 
     def _path(self, files: Mapping[str, bytes], dtype: str, form: str) -> Path:
@@ -214,7 +229,7 @@ def sm80() -> Emulated:
     return Emulated("sm80", catalogue_sm80.MUTANTS, catalogue_sm80.INAPPLICABLE, "bf16", "sm80")
 
 
-def _refuse(name: str, wrong: Iterable[Kill]) -> None:
+def refuse(name: str, wrong: Iterable[Kill]) -> None:
     """Raises: CheckFailed when something is wrong with what is not broken."""
     found = [f"{kill.probe}: {kill.message}" for kill in wrong]
     if found:

@@ -66,13 +66,14 @@ def flags_of(isa: str) -> list[str]:
     return ["-O1" if flag == "-O3" else flag for flag in flags if flag != "-fvisibility=hidden"]
 
 
-def library(files: Mapping[str, bytes], isa: str, *, compiler: str = "g++") -> Path:
+def library(files: Mapping[str, bytes], isa: str, *, unit: str | None = None, compiler: str = "g++") -> Path:
     """The library of unit `isa` of an emitted package, in the cache under the hash of all that it is made of.
 
+    unit: the file that is compiled; default: that of the forward pass.
     Raises: ToolError when it does not compile.
     """
     sources = {path.removeprefix("csrc/"): data for path, data in files.items() if path.startswith("csrc/")}
-    unit = f"forward_cpu_{isa}.cpp"
+    unit = unit or f"forward_cpu_{isa}.cpp"
     command = [compiler, *flags_of(isa), "-w", "-shared", unit]
     key = hashlib.sha256(repr((sorted(sources.items()), command, _version(compiler))).encode()).hexdigest()[:20]
     built = packages.cache().parent / "mutants" / f"{isa}-{key}.so"
@@ -105,7 +106,7 @@ class Unit:
     def __call__(self, case: Case) -> tuple[Array, Array]:
         """O and LSE of one case, as float64; outputs and shared memory start as NaN."""
         wide = np.float64 if self.dtype == "float64" else np.float32
-        q, (k, v) = placed(case.q, self.dtype, case.layout), self._keys(case)
+        q, (k, v) = placed(case.q, self.dtype, case.layout), keys_of(case, self.dtype)
         (b, hq, nq, _), (_, hkv, nk, dv) = q.shape, v.shape
         o = np.full((b, hq, nq, dv), np.nan, wide if self.debug else DTYPES[self.dtype])
         lse = np.full((b, hq, nq), np.nan, wide)
@@ -127,12 +128,13 @@ class Unit:
                 raise MemoryError("the kernel found no memory")
         return o.astype(np.float64), lse.astype(np.float64)
 
-    def _keys(self, case: Case) -> tuple[np.ndarray, np.ndarray]:
-        """K and V, NaN beyond the key lengths."""
-        k, v = case.k.copy(), case.v.copy()
-        for i, n in enumerate(case.key_lengths or ()):
-            k[i, :, n:] = v[i, :, n:] = np.nan
-        return placed(k, self.dtype, case.layout), placed(v, self.dtype, case.layout)
+
+def keys_of(case: Case, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """K and V as the kernel gets them: NaN beyond the key lengths."""
+    k, v = case.k.copy(), case.v.copy()
+    for i, n in enumerate(case.key_lengths or ()):
+        k[i, :, n:] = v[i, :, n:] = np.nan
+    return placed(k, dtype, case.layout), placed(v, dtype, case.layout)
 
 
 def placed(x: Array, dtype: str, layout: str) -> np.ndarray:
