@@ -3,6 +3,7 @@
 A probe carries what a forward pass would have given: O and LSE of exact attention, rounded to the formats that the
 kernel reads. So no forward kernel takes part. What a bug needs to show is in the name of the probe: rows without a key,
 query heads in groups, a large LSE, dS that drifts over 1024 keys, ...
+"""
 
 from __future__ import annotations
 
