@@ -127,11 +127,11 @@ def units_of(folder: Path) -> list[Unit]:
     plan = packages.plan(folder)
     found = []
     for path in sorted(p for p in plan["files"] if p.endswith(".cu")):
-        target = Path(path).stem.rsplit("_", 1)[-1]
-        rows = [variant for variant in plan["variants"] if variant["target"] == target]
+        unit = Path(path).stem.split("_", 1)[-1]
+        rows = [variant for variant in plan["variants"] if variant.get("unit", variant["target"]) == unit]
         if not rows:
-            raise RequestError(f"{folder.name}/{path}: plan.json has no variant for target {target!r}")
-        tile = rows[0]["plan"]
+            raise RequestError(f"{folder.name}/{path}: plan.json has no variant for target {unit!r}")
+        target, tile = rows[0]["target"], rows[0]["plan"]
         found.append(Unit(
             name=f"{folder.name}/{Path(path).name}",
             source=folder / path,
