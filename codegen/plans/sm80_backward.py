@@ -408,5 +408,5 @@ def files(problem: Problem, plans: Mapping[tuple[str, str], Sm80BackwardPlan]) -
         plan = next(iter(of_arch.values()))
         context = {"arch": arch, "plan": plan, "dtypes": [DTYPES[dtype] for dtype in of_arch]}
         found[f"csrc/backward_{arch}.cu"] = ("sm80/backward_sm80.cu.j2", context)
-        found["csrc/backward_tiles_sm80.cuh"] = ("sm80/backward_tiles_sm80.cuh.j2", context)
+        found[f"csrc/backward_tiles_{arch}.cuh"] = ("sm80/backward_tiles_sm80.cuh.j2", context)
     return found
