@@ -28,6 +28,9 @@ Mask = npt.NDArray[np.bool_]
 
 CAUSAL = ("none", "bottom_right", "top_left")
 LAYOUTS = ("contiguous", "bnhd", "padded", "offset")
+# Of dO also: stored (B,H,dv,N), as a transposed consumer leaves it; one row for all; one number for all.
+GRADIENT_LAYOUTS = (*LAYOUTS, "transposed", "expanded", "scalar")
+GRADIENT_WORDS = ("gradient", "dlse", "wanted", "do_layout")  # what `describe` says of it
 # Largest magnitude of V that stays inside the domain of the bound with room to spare (verify/bounds/domain.py).
 ROOM = {"float32": 2.0**40, "float64": 2.0**40, "bf16": 2.0**40, "fp16": 60000.0}
 
@@ -41,7 +44,11 @@ def representable(x: npt.ArrayLike, dtype: str) -> Array:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Case:
-    """One problem. Arrays are float64 with values of `dtype`: q (B,Hq,Nq,d), k (B,Hkv,Nk,d), v (B,Hkv,Nk,dv)."""
+    """One problem. Arrays are float64 with values of `dtype`: q (B,Hq,Nq,d), k (B,Hkv,Nk,d), v (B,Hkv,Nk,dv).
+
+    With `do` (B,Hq,Nq,dv) it is a problem for the backward pass too: the gradients of sum(do o O) + sum(dlse o LSE),
+    dlse (B,Hq,Nq) in the dtype of LSE, or None for 0.
+    """
 
     name: str  # unique in its suite; enough, with the seed, to make the case again
     family: str
@@ -54,6 +61,11 @@ class Case:
     key_lengths: tuple[int, ...] | None = None
     layout: str = "contiguous"
     seed: int = 0
+    do: Array | None = None
+    dlse: Array | None = None
+    gradient: str = "none"  # the name of dO and dLSE, as `family` is that of the inputs
+    wanted: tuple[bool, bool, bool] = (True, True, True)  # which of dQ, dK and dV
+    do_layout: str = "contiguous"
     note: dict[str, Any] = field(default_factory=dict)  # how it was drawn, for messages
 
     def __post_init__(self) -> None:
@@ -64,6 +76,11 @@ class Case:
             len(self.key_lengths) != b or any(not 0 <= n <= nk for n in self.key_lengths)
         ):
             raise ValueError(f"{self.name}: key_lengths {self.key_lengths} for B={b}, Nk={nk}")
+        rows = self.q.shape[:3]
+        if (self.do is not None and self.do.shape != (*rows, self.v.shape[3])) or (
+            self.dlse is not None and (self.do is None or self.dlse.shape != rows)
+        ):
+            raise ValueError(f"{self.name}: do and dlse are not of the rows {rows}")
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -87,6 +104,18 @@ class Case:
             for h in range(hq):
                 yield i, h, self.q[i, h], self.k[i, h // group], self.v[i, h // group]
 
+    def groups(self) -> Iterator[tuple[int, int, slice]]:
+        """Each (batch, K/V head) with the query heads that read it."""
+        hq, hkv = self.q.shape[1], self.k.shape[1]
+        for i in range(self.q.shape[0]):
+            for g in range(hkv):
+                yield i, g, slice(g * (hq // hkv), (g + 1) * (hq // hkv))
+
+    @property
+    def lse_dtype(self) -> str:
+        """The dtype of LSE, and of its gradient."""
+        return "float64" if self.dtype == "float64" else "float32"
+
     def tensors(self, device: str = "cpu") -> dict[str, Any]:
         """Arguments for `attn.attention`: poisoned, laid out as `layout` says, on `device`."""
         import torch
@@ -107,10 +136,31 @@ class Case:
             "key_lengths": lengths,
         }
 
+    def backward_tensors(self, o: Array, lse: Array, device: str = "cpu") -> dict[str, Any]:
+        """Arguments for the op `backward`, by name, for the O and LSE that a forward pass returned."""
+        import torch
+
+        assert self.do is not None
+        words, wide = self.tensors(device), torch_dtype(self.lse_dtype)
+        return {
+            "dout": place(self.do, self.dtype, self.do_layout, device),
+            "dlse": None if self.dlse is None else torch.from_numpy(self.dlse).to(wide).to(device),
+            **{name: words[name] for name in ("q", "k", "v")},
+            "o": place(o, self.dtype, self.layout, device),
+            "lse": torch.from_numpy(np.ascontiguousarray(lse)).to(wide).to(device),
+            "key_lengths": words["key_lengths"],
+            "scale": self.scale,
+            "causal": CAUSAL.index(self.causal),
+            "wanted": list(self.wanted),
+        }
+
     def with_dtype(self, dtype: str) -> Case:
         """The same problem rounded to another dtype."""
         q, k, v = (representable(x, dtype) for x in (self.q, self.k, self.v))
-        return replace(self, dtype=dtype, q=q, k=k, v=v)
+        made = replace(self, dtype=dtype, q=q, k=k, v=v, do=None, dlse=None)
+        do = None if self.do is None else representable(self.do, dtype)
+        dlse = None if self.dlse is None else representable(self.dlse, made.lse_dtype)
+        return replace(made, do=do, dlse=dlse)
 
     def describe(self) -> dict[str, Any]:
         """What a reader needs to see in a message: JSON types only."""
@@ -124,8 +174,15 @@ class Case:
             "key_lengths": list(self.key_lengths) if self.key_lengths is not None else None,
             "layout": self.layout,
             "seed": self.seed,
+            **({} if self.do is None else self._gradient()),
             **self.note,
         }
+
+
+    def _gradient(self) -> dict[str, Any]:
+        names = "".join(name for name, wanted in zip("qkv", self.wanted, strict=True) if wanted)
+        values = (self.gradient, self.dlse is not None, names, self.do_layout)
+        return dict(zip(GRADIENT_WORDS, values, strict=True))
 
 
 def visible(nq: int, nk: int, *, causal: str = "none", length: int | None = None) -> Mask:
@@ -153,25 +210,35 @@ def place(x: Array, dtype: str, layout: str, device: str = "cpu") -> torch.Tenso
     """`x` (B,H,N,d) as a tensor of `dtype` in `layout`; whatever the layout leaves unused is NaN.
 
     contiguous; bnhd: stored (B,N,H,d), as most models hold it; padded: rows 8 elements apart from their
-    neighbours; offset: contiguous, but starting one element into its storage (an unaligned pointer).
+    neighbours; offset: contiguous, but starting one element into its storage (an unaligned pointer); transposed: stored
+    (B,H,d,N); expanded: one row with stride 0 everywhere else; scalar: one element.
+
+    Raises: ValueError for an unknown layout, and where `x` does not have the equal rows or elements of its layout.
     """
     import torch
 
     kind = torch_dtype(dtype)
     b, h, n, d = x.shape
     values = torch.from_numpy(np.ascontiguousarray(x)).to(kind)
-    if layout == "contiguous":
+    if layout == "contiguous" or not x.size:
         return values.to(device)
+    if layout in ("expanded", "scalar"):
+        one = values[0, 0, 0] if layout == "expanded" else values[0, 0, 0, 0]
+        if not torch.equal(values.nan_to_num(nan=math.pi), one.expand_as(values).nan_to_num(nan=math.pi)):
+            raise ValueError(f"layout {layout}: the elements differ")
+        return one.clone().to(device).expand(values.shape)
     if layout == "bnhd":
         home = torch.empty((b, n, h, d), dtype=kind, device=device)
         out = home.permute(0, 2, 1, 3)
     elif layout == "padded":
         home = torch.full((b, h, n, d + 8), math.nan, dtype=kind, device=device)
         out = home[..., :d]
+    elif layout == "transposed":
+        out = torch.empty((b, h, d, n), dtype=kind, device=device).transpose(-1, -2)
     elif layout == "offset":
         home = torch.full((b * h * n * d + 1,), math.nan, dtype=kind, device=device)
         out = home[1:].view(b, h, n, d)
     else:
-        raise ValueError(f"layout {layout!r}: one of {', '.join(LAYOUTS)}")
+        raise ValueError(f"layout {layout!r}: one of {', '.join(GRADIENT_LAYOUTS)}")
     out.copy_(values)
     return out

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path as Folder
 from types import ModuleType
 from typing import Any, Protocol
@@ -39,10 +39,15 @@ class Path:
     br: int
     bc: int
     plan: dict[str, Any]
-    debug: bool = False  # O is stored as it is computed, whatever the dtype of the inputs
+    debug: bool = False  # results are stored as they are computed, whatever the dtype of the inputs
+    deterministic: bool = True  # a backward path that adds to dQ in the order in which its blocks come has False
 
     def __str__(self) -> str:
         return f"{self.isa}/{self.dtype}"
+
+
+Given = tuple[Array, Array]  # (O, LSE)
+Gradients = tuple[Array, Array, Array]  # (dQ, dK, dV)
 
 
 class Device(Protocol):
@@ -65,6 +70,18 @@ class Device(Protocol):
 
     def trace(self, attn: ModuleType, case: Case, path: Path) -> tuple[Array, Array, Array]:
         """(O, LSE, trace) of a debug form; trace (B,Hq,Nq,tiles,2+dv), NaN where a row met no tile."""
+        ...
+
+    def backward_paths(self, attn: ModuleType, dtype: str, case: Case) -> list[Path]:
+        """The backward paths that this machine can force for `case`, best first; none without a backward pass."""
+        ...
+
+    def run_backward(self, attn: ModuleType, case: Case, path: Path, given: Given) -> Gradients:
+        """dQ (B,Hq,Nq,d), dK (B,Hkv,Nk,d), dV (B,Hkv,Nk,dv) of the kernel on `path`, as float64.
+
+        given: (O, LSE) that the kernel reads, values of their dtypes. A gradient that is not wanted is an empty array.
+        Raises: AssertionError when the run itself shows a fault, whatever its results.
+        """
         ...
 
     def describe(self) -> dict[str, Any]:
@@ -118,10 +135,34 @@ def _trace(attn: ModuleType, case: Case, device: str, bc: int) -> tuple[Array, A
     return tuple(np.asarray(x.to(torch.float64).cpu().numpy()) for x in found)  # type: ignore[return-value]
 
 
-def _ask(attn: ModuleType, case: Case, device: str) -> dict[str, Any]:
+def _ask(attn: ModuleType, case: Case, device: str, **more: Any) -> dict[str, Any]:
     words = case.tensors(device)
     words.pop("scale")
-    return dict(attn.path(words.pop("q"), words.pop("k"), words.pop("v"), **words))
+    return dict(attn.path(words.pop("q"), words.pop("k"), words.pop("v"), **words, **more))
+
+
+def has_backward(attn: ModuleType, dtype: str, *, on_cpu: bool) -> bool:
+    """Whether the package has a backward kernel for the dtype there."""
+    rows = _plan(attn).get("backward", [])
+    return any(row["dtype"] == dtype and (row["target"] == "cpu") == on_cpu for row in rows)
+
+
+def call_backward(
+    attn: ModuleType, case: Case, device: str, given: Given, *, deterministic: bool = True
+) -> Gradients:
+    """(dQ, dK, dV) of the package's op `backward`.
+
+    Raises: AssertionError when what was not wanted is not an empty tensor.
+    """
+    import torch
+
+    words = case.backward_tensors(*given, device)
+    op = getattr(torch.ops, packages.part(attn, "op").NAMESPACE).backward
+    with torch.no_grad():
+        found = op(*words.values(), deterministic)
+    for name, wanted, x in zip(("dQ", "dK", "dV"), case.wanted, found, strict=True):
+        assert wanted or tuple(x.shape) == (0,), f"{name} was not wanted and has the shape {tuple(x.shape)}"
+    return tuple(np.asarray(x.to(torch.float64).cpu().numpy()) for x in found)  # type: ignore[return-value]
 
 
 @contextmanager
@@ -165,6 +206,20 @@ class Cpu:
         with forced_isa(path.isa):
             return _trace(attn, case, "cpu", path.bc)
 
+    def backward_paths(self, attn: ModuleType, dtype: str, case: Case) -> list[Path]:
+        if not has_backward(attn, dtype, on_cpu=True):
+            return []
+        found: dict[str, Path] = {}
+        for isa in attn.isas(dtype):
+            with forced_isa(isa):  # one without a backward kernel for the dtype gives way to the next
+                path = of_variant(attn, "cpu", _ask(attn, case, "cpu", backward=True), dtype, isa)
+            found.setdefault(path.isa, replace(path, unit=path.isa))
+        return list(found.values())
+
+    def run_backward(self, attn: ModuleType, case: Case, path: Path, given: Given) -> Gradients:
+        with forced_isa(path.isa):
+            return call_backward(attn, case, "cpu", given)
+
     def describe(self) -> dict[str, Any]:
         return machine.describe("cpu")
 
@@ -172,6 +227,14 @@ class Cpu:
 def takes(variant: dict[str, Any], case: Case) -> bool:
     """Whether the kernel of a row of plan.json takes the case's mask. At any length: a class is a choice of speed."""
     return variant["causal"] in ("any", "full" if case.causal == "none" else "causal")
+
+
+DETERMINISTIC = "-deterministic"  # ends the name of that form of a path
+
+
+def both_forms(path: Path) -> list[Path]:
+    """A CUDA backward path as torch runs it by default, and as it does under `use_deterministic_algorithms`."""
+    return [replace(path, deterministic=False), replace(path, isa=path.isa + DETERMINISTIC)]
 
 
 class Cuda:
@@ -210,6 +273,14 @@ class Cuda:
 
     def trace(self, attn: ModuleType, case: Case, path: Path) -> tuple[Array, Array, Array]:
         return _trace(attn, case, "cuda", path.bc)
+
+    def backward_paths(self, attn: ModuleType, dtype: str, case: Case) -> list[Path]:
+        if not has_backward(attn, dtype, on_cpu=False):
+            return []
+        return both_forms(of_variant(attn, "cuda", _ask(attn, case, "cuda", backward=True), dtype, self.unit))
+
+    def run_backward(self, attn: ModuleType, case: Case, path: Path, given: Given) -> Gradients:
+        return call_backward(attn, case, "cuda", given, deterministic=path.deterministic)
 
     def describe(self) -> dict[str, Any]:
         return machine.describe("cuda")

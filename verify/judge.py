@@ -15,88 +15,21 @@ Holds always: NaN never passes as a number, and what must be NaN (verify/special
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from verify import arithmetic, bounds, plain, special, tiles
+from verify import arithmetic, bounds, plain, special, tiles, verdict
 from verify.cases import Array, Case
 from verify.compare import ratio
 from verify.devices import Device, Path, torch_device
 from verify.oracle import balls, float64, multiprecision
 from verify.oracle.reference import Reference
+from verify.verdict import OUTPUTS, Found, Verdict
 
 ROWS = 8  # rows of a case that mpmath hears, at least; all of them in a smaller case
-OUTPUTS = ("o", "lse")
-QUANTILES = (0.5, 0.9, 0.99, 1.0)
-
-
-@dataclass(frozen=True)
-class Figure:
-    """The worst element of one output in the eyes of one judge."""
-
-    judge: str
-    output: str
-    ratio: float  # |got - want| / bound; above 1 is a violation
-    element: tuple[int, ...]  # (batch, head, row[, column])
-    got: float
-    want: float
-    bound: float
-    elements: int  # how many it looked at
-
-    def describe(self) -> dict[str, Any]:
-        return {**vars(self), "element": list(self.element)}
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """All that was found about one run of one case."""
-
-    case: Case
-    path: Path
-    figures: list[Figure]
-    ratios: dict[str, Array]  # per output: err/bound of every element that is a number
-    worst_error: dict[str, float]  # per output: worst |error|, absolute
-    plain_error: dict[str, float]  # the same for the plain formula in the case's dtype
-    plain_ratio: dict[str, float]  # its err/bound, with this path's bound
-    broken_classes: list[str] = field(default_factory=list)
-    rows_mpmath: int = 0
-    elements_balls: int = 0
-
-    @property
-    def worst(self) -> Figure:
-        return max(self.figures, key=lambda f: f.ratio)
-
-    @property
-    def holds(self) -> bool:
-        return not self.broken_classes and all(f.ratio <= 1 for f in self.figures)
-
-    def message(self, how: str = "") -> str:
-        """What a person needs to see when it does not hold."""
-        words = self.case.describe()
-        sizes = " ".join(f"{k}={words[k]}" for k in ("B", "Hq", "Hkv", "Nq", "Nk", "d", "dv"))
-        lines = [
-            f"{words['case']} on {self.path} ({self.path.arithmetic}, Br={self.path.br} Bc={self.path.bc}): "
-            "not within its bound",
-            f"  {sizes} causal={words['causal']} key_lengths={words['key_lengths']} scale={words['scale']!r} "
-            f"layout={words['layout']} seed={words['seed']}",
-        ]
-        lines += [f"  {text}" for text in self.broken_classes[:6]]
-        for f in sorted((f for f in self.figures if not f.ratio <= 1), key=lambda f: -f.ratio)[:6]:
-            row = f.element[2]
-            seen = np.flatnonzero(self.case.visible(f.element[0])[row])
-            keys = f"key tiles {seen[0] // self.path.bc}..{seen[-1] // self.path.bc}" if seen.size else "no key visible"
-            lines.append(
-                f"  {f.output}{list(f.element)}: got {f.got!r}, {f.judge} says {f.want!r}, bound {f.bound:.3e}, "
-                f"err/bound {f.ratio:.3g}; query tile {row // self.path.br}, {keys}"
-            )
-        if self.case.note.get("description"):
-            lines.append(f"  drawn as {self.case.note['description']}")
-        if how:
-            lines.append(f"  again: {how}")
-        return "\n".join(lines)
 
 
 class Truth:
@@ -234,7 +167,7 @@ def _rows_for_mpmath(known: Truth, runs: Sequence[_Run], least: int, seed: int) 
 
 def _verdict(known: Truth, run: _Run, exact: list[Reference | None], beside: plain.Plain | None, spec: bool) -> Verdict:
     """Every judge on one run."""
-    found: dict[tuple[str, str], Figure] = {}
+    found = Found()
     broken: list[str] = []
     spread: dict[str, list[Array]] = {name: [] for name in OUTPUTS}
     error, plain_error, plain_ratio = (dict.fromkeys(OUTPUTS, 0.0) for _ in range(3))
@@ -257,29 +190,29 @@ def _verdict(known: Truth, run: _Run, exact: list[Reference | None], beside: pla
         if spec:
             judges.append(("spec", known.spec(head, run.path)))
         for output in OUTPUTS:
-            broken += _broken(got[output], classes[output], output, (b, h))
+            broken += verdict.broken(got[output], classes[output], output, verdict.at_rows((b, h), range(len(e.lse))))
             number = special.must_be_number(got[output], classes[output])
             for judge, truth in judges:
                 at = truth.rows
                 room = getattr(bound, output)[at] + getattr(truth, f"{output}_err")
                 want, mine, heard = getattr(truth, output), got[output][at], number[at]
                 r = np.where(heard, ratio(mine, want, room), 0.0)
-                _keep(found, judge, output, (b, h), r, mine, want, room, at, int(heard.sum()))
+                found.keep(judge, output, r, mine, want, room, verdict.at_rows((b, h), at), int(heard.sum()))
             best = judges[0][1]
             want, room = getattr(best, output), getattr(bound, output) + getattr(best, f"{output}_err")
             spread[output].append(ratio(got[output], want, room)[number])
-            error[output] = max(error[output], _largest(got[output], want, number))
+            error[output] = max(error[output], verdict.largest(got[output], want, number))
             if beside is None:
                 continue
             theirs = getattr(beside, output)[b, h]
             comparable = number & np.isfinite(theirs) & np.isfinite(want)
-            plain_error[output] = max(plain_error[output], _largest(theirs, want, comparable))
+            plain_error[output] = max(plain_error[output], verdict.largest(theirs, want, comparable))
             theirs_ratio = ratio(theirs, want, room)[comparable]
             plain_ratio[output] = max(plain_ratio[output], float(theirs_ratio.max(initial=0.0)))
     return Verdict(
         case=known.case,
         path=run.path,
-        figures=list(found.values()),
+        figures=found.figures,
         ratios={
             name: np.concatenate([x.ravel() for x in parts]) if parts else np.zeros(0) for name, parts in spread.items()
         },
@@ -290,45 +223,3 @@ def _verdict(known: Truth, run: _Run, exact: list[Reference | None], beside: pla
         rows_mpmath=rows_mpmath,
         elements_balls=elements_balls,
     )
-
-
-def _keep(
-    found: dict[tuple[str, str], Figure],
-    judge: str,
-    output: str,
-    head: tuple[int, int],
-    r: Array,
-    got: Array,
-    want: Array,
-    room: Array,
-    rows: Any,
-    heard: int,
-) -> None:
-    """Remember the worst element that `judge` has seen of `output`."""
-    before = found.get((judge, output))
-    elements = heard + (before.elements if before else 0)
-    if r.size:
-        at = np.unravel_index(int(r.argmax()), r.shape)
-        if before is None or r[at] > before.ratio:
-            element = (*head, int(rows[at[0]]), *(int(x) for x in at[1:]))
-            found[judge, output] = Figure(
-                judge, output, float(r[at]), element, float(got[at]), float(want[at]), float(room[at]), elements
-            )
-            return
-    if before is not None:
-        found[judge, output] = Figure(**{**vars(before), "elements": elements})
-
-
-def _largest(got: Array, want: Array, where: Any) -> float:
-    """Worst |got - want| over `where`; equal infinities differ by 0."""
-    with np.errstate(invalid="ignore"):
-        e = np.where(got == want, 0.0, np.abs(got - want))
-    return float(e[where].max(initial=0.0))
-
-
-def _broken(got: Array, classes: special.Classes, output: str, head: tuple[int, int]) -> list[str]:
-    found = []
-    for at in np.argwhere(special.mismatch(got, classes))[:3]:
-        value, wanted = float(got[tuple(at)]), special.CLASS_NAMES[classes[tuple(at)]]
-        found.append(f"{output}{[*head, *map(int, at)]}: got {value!r}, must be {wanted}")
-    return found

@@ -7,10 +7,11 @@ inputs, in the same dtype and on the same device. It is never a tolerance.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from verify.cases import Array, Case, place
+from verify.cases import Array, Case, place, torch_dtype
 
 
 @dataclass(frozen=True)
@@ -21,17 +22,53 @@ class Plain:
     lse: Array
 
 
+@dataclass(frozen=True)
+class PlainGradients:
+    """dQ (B,Hq,Nq,d), dK (B,Hkv,Nk,d) and dV (B,Hkv,Nk,dv) of the plain formula, by torch's autograd, as float64."""
+
+    dq: Array
+    dk: Array
+    dv: Array
+
+
 def attention(case: Case, *, device: str = "cpu") -> Plain:
     """The plain formula in `case.dtype`; masked scores are -inf, as eager code has it, so an empty row is NaN."""
     import torch
 
-    group = case.q.shape[1] // max(1, case.k.shape[1])
-    q, k, v = (place(x, case.dtype, "contiguous", device) for x in (case.q, case.k, case.v))
-    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
-    seen = torch.from_numpy(np.stack([case.visible(b) for b in range(case.q.shape[0])])).to(device)[:, None]
     with torch.no_grad():
-        scores = torch.matmul(q, k.transpose(-1, -2)) * case.scale
-        scores = scores.masked_fill(~seen, float("-inf"))
-        lse = torch.logsumexp(scores, dim=-1)
-        o = torch.matmul(torch.softmax(scores, dim=-1), v)
-    return Plain(*(x.to(torch.float64).cpu().numpy() for x in (o, lse)))
+        return Plain(*map(_wide, _formula(case, *_inputs(case, device))))
+
+
+def gradients(case: Case, *, device: str = "cpu") -> PlainGradients:
+    """The gradients of sum(dO o O) + sum(dLSE o LSE) by the plain formula; NaN where an empty row takes part."""
+    import torch
+
+    assert case.do is not None
+    inputs = [x.requires_grad_() for x in _inputs(case, device)]
+    outputs = _formula(case, *inputs)
+    loss = [place(case.do, case.dtype, "contiguous", device)]
+    if case.dlse is not None:
+        loss.append(torch.from_numpy(case.dlse).to(torch_dtype(case.dtype)).to(device))
+    return PlainGradients(*map(_wide, torch.autograd.grad(outputs[: len(loss)], inputs, loss)))
+
+
+def _inputs(case: Case, device: str) -> list[Any]:
+    return [place(x, case.dtype, "contiguous", device) for x in (case.q, case.k, case.v)]
+
+
+def _formula(case: Case, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+    """(O, LSE), one torch operation after another."""
+    import torch
+
+    group = case.q.shape[1] // max(1, case.k.shape[1])
+    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    seen = torch.from_numpy(np.stack([case.visible(b) for b in range(case.q.shape[0])])).to(q.device)[:, None]
+    scores = torch.matmul(q, k.transpose(-1, -2)) * case.scale
+    scores = scores.masked_fill(~seen, float("-inf"))
+    return torch.matmul(torch.softmax(scores, dim=-1), v), torch.logsumexp(scores, dim=-1)
+
+
+def _wide(x: Any) -> Array:
+    import torch
+
+    return np.asarray(x.detach().to(torch.float64).cpu().numpy())

@@ -3,7 +3,8 @@
     for case in cases("bf16", d=128, dv=128, tiles=[(128, 96)], count=PER_DTYPE, seed=0): ...
 
 Shapes and families are dealt like two packs of cards of different length, so that over the suite every family meets
-many shapes, masks, head groupings and layouts. The special-value table comes last. Equal arguments give equal cases.
+many shapes, masks, head groupings and layouts; and so are the gradients of the output, which of dQ, dK and dV are
+wanted, and the layouts of dO. The special-value table comes last. Equal arguments give equal cases.
 """
 
 from __future__ import annotations
@@ -14,16 +15,23 @@ from itertools import islice
 
 import numpy as np
 
-from verify import special
-from verify.cases import Case
+from verify import output_gradients, special_backward
+from verify.cases import GRADIENT_LAYOUTS, Case
 from verify.inputs import FAMILIES, Family
 
-PER_DTYPE = 56
+PER_DTYPE = 60
 MOST_KEYS, MOST_ROWS = 300, 200
 # Families whose mask no kernel of today takes: the reference has them (`fuzz --spec`).
 WITHOUT_KERNEL = ("random_mask", "all_masked_row", "first_tile_masked")
 # Families that show nothing unless there are many keys.
 LONG = {"drift": 1100, "equal_weights_at_a_midpoint": 700}
+# What is dealt to the cases beside: mostly all three gradients.
+WANTED = (
+    *(5 * ((True, True, True),)),
+    *((True, False, False), (False, True, False), (False, False, True)),
+    *((False, True, True), (True, False, True), (True, True, False)),
+)
+DO_LAYOUTS = GRADIENT_LAYOUTS[:5]  # of rows with values of their own
 PACKED_BY_MASK = ("causal_bottom_right", "causal_top_left")
 
 
@@ -76,7 +84,7 @@ def cases(
     dtype: str, *, d: int, dv: int, tiles: Sequence[tuple[int, int]], count: int = PER_DTYPE, seed: int = 0
 ) -> list[Case]:
     """`count` cases of one dtype for kernels of width d, dv and these tiles; the special-value table is among them."""
-    table = list(special.table(dtype, d=d, dv=dv, bc=min(tiles[0][1], MOST_KEYS), seed=seed))
+    table = list(special_backward.table(dtype, d=d, dv=dv, bc=min(tiles[0][1], MOST_KEYS), seed=seed))
     ordinary = max(0, count - len(table))
     families = [f for name, f in FAMILIES.items() if name not in (*WITHOUT_KERNEL, *PACKED_BY_MASK)]
     pack = shapes(tiles)
@@ -85,8 +93,22 @@ def cases(
     found = []
     for i in range(ordinary):
         family, shape = families[i % len(families)], pack[(i * stride) % len(pack)]
-        found.append(case(family, shape, f"{family.name}/{dtype}/{i}", dtype=dtype, d=d, dv=dv, seed=seed + i))
+        made = case(family, shape, f"{family.name}/{dtype}/{i}", dtype=dtype, d=d, dv=dv, seed=seed + i)
+        found.append(with_gradient(made, i, seed))
     return [*found, *islice(table, count - ordinary)]
+
+
+def with_gradient(case: Case, turn: int, seed: int) -> Case:
+    """`case` with the gradient, the wanted ones and the layout of dO that are dealt in this turn."""
+    names, kinds = tuple(output_gradients.GRADIENTS), output_gradients.DLSE
+    return output_gradients.attach(
+        case,
+        names[turn % len(names)],
+        dlse=kinds[turn % len(kinds)] if turn % 3 == 0 else kinds[turn % 2],
+        layout=DO_LAYOUTS[turn % len(DO_LAYOUTS)],
+        wanted=WANTED[turn % len(WANTED)],
+        seed=seed + turn,
+    )
 
 
 def case(family: Family, shape: Shape, name: str, *, dtype: str, d: int, dv: int, seed: int) -> Case:

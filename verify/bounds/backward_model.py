@@ -13,7 +13,8 @@ and how the sums over tiles are carried: in the accumulator from tile to tile, o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,19 @@ def backward_model(path: ArithmeticModel, /, **choices: Any) -> BackwardModel:
         "out_format": path.out_format,
     }
     return BackwardModel(path=path, **{**defaults, **choices})
+
+
+# Where a kernel rounds otherwise than `backward_model` has it by default, by the name of its arithmetic model. All CPU
+# kernels make LSE log2 e in float64 and round it once.
+CHOICES: dict[str, dict[str, Any]] = {
+    name: {"lse_roundings": 1} for name in ("fma_f32", "muladd_f32", "fma_f64", "muladd_f64", "amx_bf16")
+}
+
+
+def of_path(path: ArithmeticModel, plan: Mapping[str, Any]) -> BackwardModel:
+    """The model of an emitted backward kernel with this arithmetic; figures of its plan replace fields of that name."""
+    known = {f.name for f in fields(BackwardModel)} - {"path"}
+    return backward_model(path, **CHOICES.get(path.name, {}), **{k: v for k, v in plan.items() if k in known})
 
 
 def tile_sum(path: ArithmeticModel, counts: np.ndarray, size: int, *, restarts: bool, additions: int = 0) -> Sum:

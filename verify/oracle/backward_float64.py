@@ -56,7 +56,7 @@ def gradients(
         do, dlse or the given o, dq of the row and dk of its keys; in do[i, c] also dv[j, c] of each key j it sees.
     """
     problem = Problem.of(q, k, v, do, scale=scale, visible=visible, dlse=dlse, given=given)
-    poison = _Poison.of(problem)
+    poison = Poison.of(problem)
     x = poison.clean(problem)
     (nq, nk), d, dv = x.visible.shape, x.q.shape[1], x.v.shape[1]
     abs_k = np.abs(x.k)
@@ -127,8 +127,11 @@ def _ds(x: Problem, rows: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray, np
 
 
 @dataclass(frozen=True)
-class _Poison:
-    """Where the gradients are NaN (booleans that broadcast to their shapes), and which pairs are left."""
+class Poison:
+    """Where the gradients are NaN (booleans that broadcast to their shapes), and which pairs are left.
+
+    A pair with a logit of -inf is none, and a row whose weights are NaN is left out: all that it could add to is NaN.
+    """
 
     dq: np.ndarray
     dk: np.ndarray
@@ -136,7 +139,7 @@ class _Poison:
     visible: np.ndarray
 
     @classmethod
-    def of(cls, x: Problem) -> _Poison:
+    def of(cls, x: Problem) -> Poison:
         seen, no_score = _scores(x)
         live = np.asarray(seen.any(axis=1))
         bad_do, bad_v = ~np.isfinite(x.do), ~np.isfinite(x.v).all(axis=1)
@@ -149,7 +152,7 @@ class _Poison:
         dv = np.asarray(seen[no_score].any(axis=0))[:, None] | (
             seen.T.astype(np.float64) @ bad_do.astype(np.float64) > 0
         )
-        return cls(no_ds[:, None], dk[:, None], dv, seen)
+        return cls(no_ds[:, None], dk[:, None], dv, seen & ~no_score[:, None])
 
     def clean(self, x: Problem) -> Problem:
         """A finite problem with the same gradients wherever they are numbers."""

@@ -1,19 +1,17 @@
 """Tier T2 of the backward pass: dQ of chosen rows, dK and dV of chosen keys, to 50 digits with mpmath alone.
 
-Scores, dP and the given values are exact integers; a weight is a fixed-point exponential relative to the largest of its
-row, within WEIGHT_ULPS units of 2**-wp (see `multiprecision`); everything after that is integer arithmetic up to one
-division per row. With integers p_k, g_k = dP_k + dLSE, L = sum p and N = sum p_k dP_k:
+Inputs, scores, dP and the given values are exact integers, each array with one exponent. A weight is a fixed-point
+exponential relative to the largest of its row, within WEIGHT_ULPS units of 2**-wp (see `multiprecision`), divided by
+their sum in the same units; with a given O and LSE it is exp(s_k - lse) itself. From there on everything is exact:
 
-    P_k = p_k / L        dS_k = p_k (g_k L - N) / L^2
-
-With a given O and LSE, P_k = exp(s_k - lse) is the fixed-point number itself and dS_k = p_k (g_k - dO . o).
+    D = sum_k P_k dP_k  or  dO . o        dS_k = P_k (dP_k - D + dLSE)        dQ, dK, dV sums of integers
 
 `textbook` is the literal formula, for tiny shapes: an independent transcription for the fast forms to agree with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,12 +63,15 @@ def gradients(
     row_index = chosen(rows, nq)
     key_index = chosen(keys, nk)
     wp = precision_bits(digits)
+    weigh = _Weights(x, wp)
     ctx = MPContext()
     ctx.prec = wp + 40
-    weigh = _Weights(x, ctx, wp)
+    to_mpf: Callable[[Any, int], Any] = lambda n, e: ctx.ldexp(ctx.mpf(int(n)), e)  # noqa: E731
+    q_int, q_exp = to_integers(x.q)
+    do_int, do_exp = to_integers(x.do)
     dq = {int(i): [ctx.mpf(0)] * d for i in row_index}
-    dk = {int(j): [ctx.mpf(0)] * d for j in key_index}
-    dv_sum = {int(j): [ctx.mpf(0)] * dv for j in key_index}
+    wanted_keys = {int(j): n for n, j in enumerate(key_index)}
+    of_keys: list[tuple[int, np.ndarray, np.ndarray, np.ndarray, int]] = []  # row, keys, P, dS, exponent of dS
     asked = np.asarray(x.visible[:, key_index].any(axis=1))
     for i in range(nq):
         seen = np.flatnonzero(x.visible[i])
@@ -78,21 +79,31 @@ def gradients(
             continue
         if i not in dq and x.given is not None:
             seen = seen[np.isin(seen, key_index)]  # with a given LSE a weight needs no other key
-        p, ds = weigh.row(i, seen)
+        p, ds, ds_exp = weigh.row(i, seen)
         if i in dq:
-            dq[i] = [x.scale * ctx.fdot(zip(ds, map(float, x.k[seen, c]), strict=True)) for c in range(d)]
-        for p_ij, ds_ij, j in zip(p, ds, map(int, seen), strict=True):
-            if j in dk:
-                dk[j] = [a + x.scale * ds_ij * float(b) for a, b in zip(dk[j], x.q[i], strict=True)]
-                dv_sum[j] = [a + p_ij * float(b) for a, b in zip(dv_sum[j], x.do[i], strict=True)]
-    p_err, ds_err = weigh.p_err, weigh.ds_err
+            total = ds.dot(weigh.k_int[seen]) * weigh.scale_int
+            dq[i] = [to_mpf(n, ds_exp + weigh.k_exp + weigh.scale_exp) for n in total]
+        if asked[i]:
+            mine = np.isin(seen, key_index)
+            of_keys.append((i, np.array([wanted_keys[int(j)] for j in seen[mine]]), p[mine], ds[mine], ds_exp))
+    lowest = min((e for *_, e in of_keys), default=0)
+    dk_int, dv_int = np.zeros((len(key_index), d), dtype=object), np.zeros((len(key_index), dv), dtype=object)
+    for i, at, p, ds, ds_exp in of_keys:
+        dk_int[at] += np.outer(np.left_shift(ds, ds_exp - lowest), q_int[i])
+        dv_int[at] += np.outer(p, do_int[i])
+    dk_exp = lowest + q_exp + weigh.scale_exp
+    found: dict[str, Digits] = {
+        "dq": [dq[int(i)] for i in row_index],
+        "dk": [[to_mpf(n, dk_exp) for n in row] for row in dk_int * weigh.scale_int],
+        "dv": [[to_mpf(n, do_exp - wp) for n in row] for row in dv_int],
+    }
     out: dict[str, Any] = {}
-    for name, found, index, tail in (
-        ("dq", dq, row_index, x.scale * ds_err * np.abs(x.k).sum(axis=0)),
-        ("dk", dk, key_index, x.scale * ds_err * np.abs(x.q).sum(axis=0)),
-        ("dv", dv_sum, key_index, p_err * np.abs(x.do).sum(axis=0)),
+    for name, index, tail in (
+        ("dq", row_index, x.scale * weigh.ds_err * np.abs(x.k).sum(axis=0)),
+        ("dk", key_index, x.scale * weigh.ds_err * np.abs(x.q).sum(axis=0)),
+        ("dv", key_index, weigh.p_err * np.abs(x.do).sum(axis=0)),
     ):
-        values = [found[int(n)] for n in index]
+        values = found[name]
         out[f"{name}_digits"] = values
         out[name] = np.array([[float(a) for a in row] for row in values]).reshape(len(index), len(tail))
         live = np.asarray(x.visible.any(axis=1 if name == "dq" else 0))[index]
@@ -102,16 +113,18 @@ def gradients(
 
 
 class _Weights:
-    """P and dS of one row at a time, as mpf, and bounds on the errors of all of them."""
+    """P and dS of one row at a time, as integers, and bounds on the errors of all of them."""
 
-    def __init__(self, x: Problem, ctx: Any, wp: int):
-        self.x, self.ctx, self.wp = x, ctx, wp
+    def __init__(self, x: Problem, wp: int):
+        self.x, self.wp = x, wp
         self.exp = _fixed_exp(wp)
         self.k_int, self.k_exp = to_integers(x.k)
         self.v_int, self.v_exp = to_integers(x.v)
-        self.scale_int, self.scale_exp = to_integers(np.array([x.scale]))
-        # |P - exact| <= p_err: N weights within WEIGHT_ULPS units, over L >= 1 (none with a given LSE), mpf roundings.
-        # dS has three factors with that error, each other factor at most 2 max|dP| + max|dLSE| + max|dO . o|.
+        scale, self.scale_exp = to_integers(np.array([x.scale]))
+        self.scale_int = int(scale[0])
+        # |P - exact| <= p_err: N weights within WEIGHT_ULPS units and the floor of a division, over L >= 1; only the
+        # first with a given LSE. dS has that error twice (P and D), its other factors are at most 2 max|dP| + max|dLSE|
+        # + max|dO . o|.
         size = np.abs(x.do) @ np.abs(x.v).T
         g = 2 * float(size.max(initial=0.0)) + float(np.abs(x.dlse).max(initial=0.0))
         self.largest_p = 1.0
@@ -129,33 +142,46 @@ class _Weights:
     def ds_err(self) -> float:
         return 4 * self.p_err * self.g
 
-    def row(self, i: int, seen: np.ndarray) -> tuple[list[Any], list[Any]]:
-        """P and dS at the keys `seen` of row i."""
-        x, ctx, wp = self.x, self.ctx, self.wp
+    def row(self, i: int, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+        """P in units of 2**-wp, dS and the exponent of its unit, at the keys `seen` of row i."""
+        x, wp = self.x, self.wp
         q_int, q_exp = to_integers(x.q[i])
         do_int, do_exp = to_integers(x.do[i])
-        s = [int(a) for a in self.k_int[seen].dot(q_int) * int(self.scale_int[0])]
-        dp = [int(a) for a in self.v_int[seen].dot(do_int)]
-        s_exp, dp_exp = self.k_exp + q_exp + self.scale_exp, self.v_exp + do_exp
-        dlse = ctx.mpf(float(x.dlse[i]))
+        s = [int(a) for a in self.k_int[seen].dot(q_int) * self.scale_int]
+        s_exp = self.k_exp + q_exp + self.scale_exp
+        dp = _Scaled(self.v_int[seen].dot(do_int), self.v_exp + do_exp)
         if x.given is not None:
-            lse_int, lse_exp = to_integers(x.given[1][i : i + 1])
-            lse = _fixed(int(lse_int[0]), lse_exp + wp)
-            p = [ctx.ldexp(ctx.mpf(self.weight(_fixed(a, s_exp + wp) - lse)), -wp) for a in s]
-            self.largest_p = max(self.largest_p, *(2 * float(a) for a in p))
-            D = ctx.fdot(zip(map(float, x.do[i]), map(float, x.given[0][i]), strict=True)) - dlse
-            return p, [a * (ctx.ldexp(ctx.mpf(b), dp_exp) - D) for a, b in zip(p, dp, strict=True)]
-        top = max(s)
-        w = [self.weight(_fixed(a - top, s_exp + wp)) for a in s]
-        L = sum(w)
-        N = sum(a * b for a, b in zip(w, dp, strict=True))
-        square = ctx.mpf(L * L)
-        ds = [a * (ctx.ldexp(ctx.mpf(b * L - N), dp_exp) + dlse * L) / square for a, b in zip(w, dp, strict=True)]
-        return [ctx.mpf(a) / L for a in w], ds
+            (lse,), lse_exp = to_integers(x.given[1][i : i + 1])
+            shift = _fixed(int(lse), lse_exp + wp)
+            p = np.array([self.weight(_fixed(a, s_exp + wp) - shift) for a in s], dtype=object)
+            self.largest_p = max(self.largest_p, *(2.0 * (int(a) >> wp) + 2.0 for a in p))
+            o_int, o_exp = to_integers(x.given[0][i])
+            D = _Scaled(do_int.dot(o_int), do_exp + o_exp)
+        else:
+            top = max(s)
+            w = np.array([self.weight(_fixed(a - top, s_exp + wp)) for a in s], dtype=object)
+            p = np.left_shift(w, wp) // int(w.sum())
+            D = _Scaled(p.dot(dp.units), dp.exponent - wp)
+        (dlse,), dlse_exp = to_integers(x.dlse[i : i + 1])
+        exponent = min(dp.exponent, D.exponent, dlse_exp)
+        g = dp.at(exponent) - D.at(exponent) + _Scaled(dlse, dlse_exp).at(exponent)
+        return p, p * g, exponent - wp
 
     def weight(self, x: int) -> int:
         """exp in units of 2**-wp; 0 below half a unit."""
         return self.exp(x) if x > -(self.wp + 8) << self.wp else 0
+
+
+@dataclass(frozen=True)
+class _Scaled:
+    """units * 2**exponent, an integer or an array of them."""
+
+    units: Any
+    exponent: int
+
+    def at(self, exponent: int) -> Any:
+        """The same in units of 2**exponent, which must not be larger than the own ones."""
+        return self.units * (1 << (self.exponent - exponent))
 
 
 def _fixed(a: int, shift: int) -> int:
