@@ -2,7 +2,7 @@
 
 `explanation` computes everything (JSON types only, what `--explain --json` prints); `show` only lays it out. Costs
 are per head at Nq = Nk = n without a mask, from the formulas that plan.json keeps; the paper's tile and the
-lower bound are the specification's (`spec.tile_rule`, `spec.io_bounds`).
+lower bound of the forward pass are the specification's (`spec.tile_rule`, `spec.io_bounds`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import click
 
 from . import formulas, planners
 from .devices import DEVICES
-from .package import PLAN_FILE, Plans, read_plan, variant_dict
-from .plan import Decision, label_of
+from .package import PLAN_FILE, Plans, backward_dict, read_plan, variant_dict
+from .plan import Change, Decision, Rejection, Variant, label_of
 from .problem import ITEMSIZE, Problem
 from .sizes import format_bytes
 
@@ -61,6 +61,9 @@ def _target(decision: Decision, problem: Problem, at_n: int) -> dict[str, Any]:
         row = variant_dict(variant, problem)
         row["costs"] = costs(row["formulas"], problem, variant.dtype, decision.limit_bytes, at_n)
         variants.append(row)
+    backward = [backward_dict(variant, problem) for variant in decision.backward]
+    for row in backward:
+        row["costs"] = evaluated(row["formulas"], at_n)
     return {
         "arch": decision.arch,
         "cards": DEVICES[decision.arch].cards if decision.arch in DEVICES else "",
@@ -69,11 +72,17 @@ def _target(decision: Decision, problem: Problem, at_n: int) -> dict[str, Any]:
         "limit_reason": decision.limit_reason,
         "ridge_flop_per_byte": ridge(decision.arch),
         "variants": variants,
-        "changes": {key: [{"what": c.what, "why": c.why} for c in steps] for key, steps in decision.changes.items()},
-        "rejected": {
-            key: [{"br": r.br, "bc": r.bc, "why": r.why} for r in turned_down]
-            for key, turned_down in decision.rejected.items()
-        },
+        **_story(decision.changes, decision.rejected),
+        "backward": {"variants": backward, **_story(decision.backward_changes, decision.backward_rejected)},
+    }
+
+
+def _story(
+    changes: Mapping[str, Sequence[Change]], rejected: Mapping[str, Sequence[Rejection]]
+) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    return {
+        "changes": {key: [{"what": c.what, "why": c.why} for c in steps] for key, steps in changes.items()},
+        "rejected": {key: [{"br": r.br, "bc": r.bc, "why": r.why} for r in tiles] for key, tiles in rejected.items()},
     }
 
 
@@ -81,9 +90,15 @@ def costs(texts: Mapping[str, str], problem: Problem, dtype: str, limit_bytes: i
     """The formulas at Nq = Nk = n, the lower bound for the memory that the plan may use, and the intensity."""
     from spec import io_bounds, io_counts
 
-    values: dict[str, Any] = {key: formulas.evaluate(text, {"Nq": n, "Nk": n}) for key, text in texts.items()}
+    values = evaluated(texts, n)
     sizes = io_counts.Sizes(nq=n, nk=n, dk=problem.d, dv=problem.dv)
     values["lower_bound_elements"] = math.ceil(io_bounds.lower_bound(sizes, limit_bytes // ITEMSIZE[dtype]))
+    return values
+
+
+def evaluated(texts: Mapping[str, str], n: int) -> dict[str, Any]:
+    """The formulas at Nq = Nk = n, and the intensity."""
+    values: dict[str, Any] = {key: formulas.evaluate(text, {"Nq": n, "Nk": n}) for key, text in texts.items()}
     values["flop_per_byte"] = values["flops"] / values["slow_memory_bytes"]
     return values
 
@@ -113,20 +128,25 @@ def show_summary(plans: Plans, folder: Path, files: Mapping[str, bytes]) -> None
     for line in _paper_lines({dtype: papers_tile(problem, dtype) for dtype in problem.dtypes}):
         click.echo(_wrapped(f"paper's tile, {line}", "  "))
     for decision in plans.decisions:
-        every = [v.key for v in decision.variants]
         click.echo(f"  {decision.arch}: at most {decision.limit_bytes:,} bytes")
         brought_by = planners.companions(problem.archs).get(decision.arch)
         if brought_by is not None:
             click.echo(_wrapped(_companion(decision.arch, brought_by), "    "))
-        plans_and_reasons = []
-        for v in decision.variants:
-            steps = decision.changes.get(v.key, ())
-            why = steps[-1].why if steps else UNCHANGED
-            plans_and_reasons.append(((v.plan.br, v.plan.bc, why), v.key))
-        for (br, bc, why), keys in _grouped(plans_and_reasons):
-            click.echo(_wrapped(f"{br} x {bc} [{_kernels(keys, every)}]: {why}", "    "))
+        _show_tiles(decision.variants, decision.changes, "")
+        _show_tiles(decision.backward, decision.backward_changes, "backward ")
     digest = read_plan(files[PLAN_FILE])["digest"]
     click.echo(f"{folder}: {len(files)} files, {sum(map(len, files.values())):,} bytes, digest {digest[:12]}")
+
+
+def _show_tiles(variants: Sequence[Variant], changes: Mapping[str, Sequence[Change]], of_pass: str) -> None:
+    plans_and_reasons = []
+    for v in variants:
+        steps = changes.get(v.key, ())
+        why = steps[-1].why if steps else UNCHANGED
+        plans_and_reasons.append(((v.plan.br, v.plan.bc, why), v.key))
+    every = [v.key for v in variants]
+    for (br, bc, why), keys in _grouped(plans_and_reasons):
+        click.echo(_wrapped(f"{of_pass}{br} x {bc} [{_kernels(keys, every)}]: {why}", "    "))
 
 
 def _request_line(request: Mapping[str, Any]) -> str:
@@ -148,12 +168,20 @@ def _show_target(target: Mapping[str, Any], at_n: int) -> None:
     click.echo(f"\n{target['arch']}{cards}: at most {target['limit_bytes']:,} bytes, {target['limit_reason']}")
     if target["brought_by"] is not None:
         click.echo(_wrapped(_companion(target["arch"], target["brought_by"]), "  "))
-    every = [_key(v) for v in target["variants"]]
-    _show_variants(target["variants"], every)
-    unchanged = [key for key in every if not target["changes"].get(key)]
+    _show_pass(target, target["ridge_flop_per_byte"], at_n)
+    if target["backward"]["variants"]:
+        click.echo(f"\n{target['arch']}, backward: at most {target['limit_bytes']:,} bytes")
+        _show_pass(target["backward"], target["ridge_flop_per_byte"], at_n)
+
+
+def _show_pass(told: Mapping[str, Any], ridge_flop_per_byte: float | None, at_n: int) -> None:
+    """The plans of one pass on one target, how they came about, and what they cost."""
+    every = [_key(v) for v in told["variants"]]
+    _show_variants(told["variants"], every)
+    unchanged = [key for key in every if not told["changes"].get(key)]
     if unchanged:
         click.echo(_wrapped(f"{UNCHANGED} [{_kernels(unchanged, every)}]", "  "))
-    for title, story in (("Changes", target["changes"]), ("Turned down", target["rejected"])):
+    for title, story in (("Changes", told["changes"]), ("Turned down", told["rejected"])):
         lines = [
             ((step.get("what") or f"{step['br']} x {step['bc']}", step["why"]), key)
             for key, steps in story.items()
@@ -163,7 +191,7 @@ def _show_target(target: Mapping[str, Any], at_n: int) -> None:
             click.echo(f"  {title}")
         for (what, why), keys in _grouped(lines):
             click.echo(_wrapped(f"{what}: {why} [{_kernels(keys, every)}]", "    "))
-    _show_costs(target, every, at_n)
+    _show_costs(told["variants"], every, ridge_flop_per_byte, at_n)
 
 
 def _show_variants(variants: Sequence[Mapping[str, Any]], every: Sequence[str]) -> None:
@@ -191,25 +219,28 @@ def _show_variants(variants: Sequence[Mapping[str, Any]], every: Sequence[str]) 
         click.echo(f"  {line}".rstrip())
 
 
-def _show_costs(target: Mapping[str, Any], every: Sequence[str], at_n: int) -> None:
+def _show_costs(
+    variants: Sequence[Mapping[str, Any]], every: Sequence[str], ridge_flop_per_byte: float | None, at_n: int
+) -> None:
     click.echo(f"  Per head at N = {at_n:,} without a mask")
     moved = ("slow_memory_bytes", "slow_memory_reads_elements", "slow_memory_writes_elements")
     names = ("flops", *moved, "lower_bound_elements")
-    rows = ((tuple(v["costs"][name] for name in names), _key(v)) for v in target["variants"])
+    rows = ((tuple(v["costs"].get(name) for name in names), _key(v)) for v in variants)
     for (flops, size, reads, writes, bound), keys in _grouped(rows):
-        text = (
-            f"{flops:,} FLOPs; reads {reads:,} and writes {writes:,} elements of slow memory, {size:,} bytes; no "
-            f"algorithm moves fewer than {bound:,} elements; {flops / size:.0f} FLOP per byte"
-        )
-        if target["ridge_flop_per_byte"] is not None:
-            side = "above" if flops / size > target["ridge_flop_per_byte"] else "below"
-            text += f", {side} the ridge at {target['ridge_flop_per_byte']:.0f}"
+        text = f"{flops:,} FLOPs; reads {reads:,} and writes {writes:,} elements of slow memory, {size:,} bytes"
+        if bound is not None:
+            text += f"; no algorithm moves fewer than {bound:,} elements"
+        text += f"; {flops / size:.0f} FLOP per byte"
+        if ridge_flop_per_byte is not None:
+            side = "above" if flops / size > ridge_flop_per_byte else "below"
+            text += f", {side} the ridge at {ridge_flop_per_byte:.0f}"
         click.echo(_wrapped(f"{text} [{_kernels(keys, every)}]", "    "))
 
 
 def _key(row: Mapping[str, Any]) -> str:
     """Variant.key of a row of plan.json."""
-    return f"{label_of(row['isa'], row['causal'], row['length_class'])}/{row['dtype']}"
+    label = label_of(row["isa"], row.get("causal", "any"), row.get("length_class", "any"))
+    return f"{label}/{row['dtype']}"
 
 
 def _companion(arch: str, brought_by: str) -> str:

@@ -136,11 +136,11 @@ def _guard(code: str, is_ptx: bool) -> Iterator[tuple[int, int]]:
 
 
 # One declaration of pointers at the start of a statement, or one pointer parameter. `a * b;` is no statement
-# that anybody writes, so a star after the first word declares.
+# that anybody writes, so a star after the first word declares, unless the product goes on: f(a * p.b), f(a * b + c).
 _QUALIFIER = r"(?:(?:const|volatile|static|constexpr|unsigned|signed|__restrict__)\s+)*"
 _DECLARED = re.compile(
-    rf"(?P<head>(?:^|[;{{}}(,])\s*){_QUALIFIER}[\w:]+(?:\s+const)?\s*"
-    r"(?P<names>\*\s*(?:const\s+|__restrict__\s+)*\w[^;=(){}]*?)(?=[;=)]|,\s*(?:const\s+)?\w+\s+\w|$)",
+    rf"(?P<head>(?:^|[;{{}}(,])\s*){_QUALIFIER}[A-Za-z_][\w:]*(?:\s+const)?\s*"
+    r"(?P<names>\*\s*(?:const\s+|__restrict__\s+)*\w+\b(?!\s*[-+*/%<>?&|.])[^;=(){}]*?)(?=[;=)]|,\s*(?:const\s+)?\w+\s+\w|$)",
     re.MULTILINE,
 )
 _CASTS = (r"\*\s*\(?\s*(?:reinterpret_cast|static_cast)\s*<[^>]*\*\s*>", r"\*\s*\(\s*(?:const\s+)?\w+\s*\*\s*\)\s*\w")

@@ -114,11 +114,7 @@ def smallest_sram(problem: Problem) -> int | None:
     """
 
     def fits(kb: int) -> bool:
-        try:
-            _decisions(replace(problem, sram_bytes=1024 * kb))
-        except PlanError:
-            return False
-        return True
+        return _fits(replace(problem, sram_bytes=1024 * kb))
 
     too_small = problem.sram_bytes // 1024
     enough = min(max(1, 2 * too_small), LARGEST_BYTES // 1024)
@@ -132,13 +128,24 @@ def smallest_sram(problem: Problem) -> int | None:
     return 1024 * enough
 
 
+def _fits(problem: Problem) -> bool:
+    try:
+        _decisions(problem)
+    except PlanError:
+        return False
+    return True
+
+
 def _with_advice(error: PlanError, problem: Problem) -> PlanError:
     """A planner's error; when the budget is what is missing, with the budget that serves the whole request."""
     needed = smallest_sram(problem)
     if needed is None:
         return error
+    without = ""
+    if problem.backward and _fits(replace(problem, backward=False)):
+        without = ", or --no-backward"
     said = [line.strip() for line in str(error).splitlines() if not line.strip().startswith("try --sram")]
-    advice = f"try --sram {format_bytes(needed)}, where every kernel for {', '.join(problem.archs)} fits"
+    advice = f"try --sram {format_bytes(needed)}, where every kernel for {', '.join(problem.archs)} fits{without}"
     if problem.br is None and problem.bc is None:
         widths = f"d={problem.d}" + (f", dv={problem.dv}" if problem.dv != problem.d else "")
         return PlanError(f"no tiling fits {problem.sram_bytes} bytes of SRAM at {widths}", *said, advice)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from . import __version__
 from .plan import Variant
+
 TEMPLATE_DIGEST_CHARS = 16
 
 

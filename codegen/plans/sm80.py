@@ -311,15 +311,18 @@ def _nothing_fits(problem: Problem, limit: int) -> PlanError:
 
 
 def decide(problem: Problem, arch: str) -> Decision:
-    """The kernels of one mma.sync target: one plan serves both 16-bit types.
+    """The kernels of one mma.sync target: per pass, one plan serves both 16-bit types.
 
     Raises: PlanError when no tile is legal, or an override is not.
     """
+    from codegen.plans import sm80_backward  # here: it imports this module
+
     device = DEVICES[arch]
     limit = min(problem.sram_bytes, device.smem_per_block_bytes)
     of_device = f"shared memory of a block on {device.name}, {format_bytes(limit)}"
     plan, changes, rejected = plan_tile(problem, limit)
     dtypes = problem.dtypes_of(arch)
+    of_gradients = {t: sm80_backward.plan_backward(problem, t, arch) for t in dtypes if problem.backward}
     return Decision(
         arch=arch,
         limit_bytes=limit,
@@ -327,6 +330,12 @@ def decide(problem: Problem, arch: str) -> Decision:
         variants=tuple(Variant(target=arch, isa=arch, dtype=t, arithmetic=ARITHMETIC, plan=plan) for t in dtypes),
         changes={f"{arch}/{t}": changes for t in dtypes if changes},
         rejected={f"{arch}/{t}": rejected for t in dtypes if rejected},
+        backward=tuple(
+            Variant(target=arch, isa=arch, dtype=t, arithmetic=sm80_backward.ARITHMETIC, plan=found[0])
+            for t, found in of_gradients.items()
+        ),
+        backward_changes={f"{arch}/{t}": found[1] for t, found in of_gradients.items() if found[1]},
+        backward_rejected={f"{arch}/{t}": found[2] for t, found in of_gradients.items() if found[2]},
     )
 
 
@@ -353,11 +362,17 @@ def context(problem: Problem, plan: Sm80Plan, arch: str, dtypes: tuple[str, ...]
 
 
 def files(problem: Problem, decision: Decision) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
-    """The kernel and its PTX header under csrc/: template and the context that this adds to the package's."""
+    """The kernels and their PTX header under csrc/: template and the context that this adds to the package's."""
+    from codegen.plans import sm80_backward
+
     plan = decision.variants[0].plan
     assert isinstance(plan, Sm80Plan)
     dtypes = tuple(v.dtype for v in decision.variants)
+    backward = {
+        (v.target, v.dtype): v.plan for v in decision.backward if isinstance(v.plan, sm80_backward.Sm80BackwardPlan)
+    }
     return {
         f"csrc/forward_{decision.arch}.cu": ("sm80/forward_sm80.cu.j2", context(problem, plan, decision.arch, dtypes)),
         "csrc/ptx_sm80.cuh": ("sm80/ptx_sm80.cuh", {}),
+        **sm80_backward.files(problem, backward),
     }

@@ -17,6 +17,7 @@ __global__ void __launch_bounds__(128) forward(const Params p, const float* bias
   const uint16_t* row = p.q + p.stride[2] * n;
   o[0] *= ld_global_f32(bias + n) * n;
   cp_async_16(smem + offset(n), row, true);
+  o[1] = fmaf(n * p.stride[0] + n, n * p.stride[1], 4 * n);
   st_global_f32(p.o + n, o[0]);
 }
 extern "C" int launch(const Params* p, const float* scales, void* stream) {

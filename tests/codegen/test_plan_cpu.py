@@ -144,5 +144,35 @@ def test_files_name_one_unit_per_instruction_set_that_has_a_kernel():
 
     units = {f"csrc/forward_cpu_{isa}.cpp" for isa in ("v4", "v3", "baseline")}
     headers = {"csrc/simd.h", "csrc/storage_simd.h", "csrc/block_simd.h", "csrc/forward_simd.h"}
-    assert emitted(dtypes=("float32", "float64")) == units | headers
-    assert emitted() > units | headers | {"csrc/forward_cpu_amx.cpp"}
+    backward = {f"csrc/backward_cpu_{isa}.cpp" for isa in ("v4", "v3", "baseline")}
+    backward |= {f"csrc/backward_{part}.h" for part in ("simd", "simd_block", "simd_sums", "tasks")}
+    assert emitted(dtypes=("float32", "float64"), backward=False) == units | headers
+    assert emitted(dtypes=("float32", "float64")) == units | headers | backward
+    assert emitted() > units | headers | backward | {"csrc/forward_cpu_amx.cpp", "csrc/backward_cpu_amx.cpp"}
+
+
+def test_gradients_have_a_kernel_per_dtype_and_an_amx_kernel_in_bf16():
+    decision = cpu.decide(request(), "cpu")
+    by_dtype = {t: [v.isa for v in decision.backward if v.dtype == t] for t in problems.DTYPES}
+    vector = ["v4", "v3", "baseline"]
+    assert by_dtype == {"float32": vector, "float64": vector, "bf16": ["amx", *vector], "fp16": vector}
+    assert cpu.decide(request(backward=False), "cpu").backward == ()
+    assert all(v.plan.fast_memory_bytes <= 192 * KB for v in decision.backward)
+
+
+def test_gradients_keep_their_own_tile_whatever_the_forward_one_is():
+    plain, asked = (cpu.decide(request(**more), "cpu") for more in ({}, {"br": 32, "bc": 32}))
+    assert asked.backward == plain.backward
+    assert all((v.plan.br, v.plan.bc) == (32, 32) for v in asked.variants)
+
+
+def test_without_an_amx_forward_kernel_there_is_no_amx_backward_kernel():
+    decision = cpu.decide(request(4096 * KB, bc=40), "cpu")
+    assert {v.isa for v in decision.backward} == {"v4", "v3", "baseline"}
+
+
+def test_amx_gradients_that_do_not_fit_are_turned_down():
+    """d = 256 in 100 KB: the forward AMX kernel fits, the smallest backward one needs more."""
+    decision = cpu.decide(request(100 * KB, 256, dtypes=("bf16",)), "cpu")
+    assert "amx" in {v.isa for v in decision.variants} and "amx" not in {v.isa for v in decision.backward}
+    assert "no backward tile fits" in decision.backward_rejected["amx/bf16"][0].why
