@@ -24,13 +24,14 @@ from codegen.devices import DEVICES
 from codegen.errors import PlanError
 from codegen.plan import Change, MemoryPart, Rejection
 from codegen.plans import registers_sm80_backward as registers
-from codegen.plans.sm80 import DTYPES, GRANULE, ITEMSIZE, Region, padded, panel
+from codegen.plans.sm80 import DTYPES, GRANULE, ITEMSIZE, SECTION_BYTES, Region, padded, panel
 from codegen.problem import Problem
 from spec import tile_rule
 
 ARITHMETIC = "mma_sm80"
 ROWS, KEYS = (16, 32, 64, 128), (16, 32, 48, 64, 96, 128)
 WARPS = (8, 4, 2, 1)
+ENOUGH_DQ = 32  # accumulators of dQ that need no second pass
 STATISTICS_BYTES = 8  # LSE log2 e and D of a row
 MOST_REJECTIONS = 4
 
@@ -126,6 +127,17 @@ class KeyTiles(Widths):
         return self.dq_grid[0]
 
     @property
+    def dq_passes(self) -> int:
+        """In how many passes over the keys a warp makes its columns of dQ: so that they take the place of S^T and dP^T."""
+        room = max(self.key_tiles * self.rows, ENOUGH_DQ) // (8 * self.dq_row_tiles)
+        return _share(_share(_blocks(self.d_padded), self.dq_column_warps), max(1, room))
+
+    @property
+    def dq_columns(self) -> int:
+        """16-column blocks of one pass."""
+        return _share(_share(_blocks(self.d_padded), self.dq_column_warps), self.dq_passes)
+
+    @property
     def dq_column_warps(self) -> int:
         return self.dq_grid[1]
 
@@ -141,7 +153,7 @@ class KeyTiles(Widths):
     def accumulators(self) -> int:
         """Float32 registers per thread at the worst place: dK and dV beside S^T and dP^T, or beside dQ."""
         columns = _share(_blocks(self.d_padded), self.row_warps) + _share(_blocks(self.dv_padded), self.row_warps)
-        dq = 8 * self.dq_row_tiles * _share(_blocks(self.d_padded), self.dq_column_warps)
+        dq = 8 * self.dq_row_tiles * self.dq_columns
         return 8 * self.key_tiles * columns + max(self.key_tiles * self.rows, dq)
 
     @property
@@ -184,7 +196,7 @@ class KeyTiles(Widths):
         products = 2 * (keys * rows * (d + dv) + keys * steps * (columns_d + columns_v))
         products += 2 * tiles * columns_q * _blocks(self.bc)
         fetches = (keys + rows) * (d + dv) + steps * (columns_d + columns_v) + 2 * keys * of_others
-        fetches += (tiles + columns_q) * _blocks(self.bc)
+        fetches += (self.dq_passes * tiles + columns_q) * _blocks(self.bc)
         shared = ITEMSIZE * self.br * ((2 if self.row_warps > 1 else 1) * self.bc + self.d_padded + self.dv_padded)
         times = (
             self.warps * PRODUCT * products,
@@ -298,6 +310,7 @@ class Sm80BackwardPlan:
             "dv_padded": keys.dv_padded,
             "dq_rows_per_warp": GRANULE * keys.dq_row_tiles,
             "dq_column_warps": keys.dq_column_warps,
+            "dq_passes": keys.dq_passes,
             "accumulator_registers": keys.accumulators,
             "registers": registers.PER_THREAD,
             "query_br": query.br,
@@ -406,7 +419,8 @@ def files(problem: Problem, plans: Mapping[tuple[str, str], Sm80BackwardPlan]) -
     for arch in dict.fromkeys(target for target, _ in plans):
         of_arch = {dtype: plan for (target, dtype), plan in plans.items() if target == arch}
         plan = next(iter(of_arch.values()))
-        context = {"arch": arch, "plan": plan, "dtypes": [DTYPES[dtype] for dtype in of_arch]}
+        dtypes = [DTYPES[dtype] for dtype in of_arch]
+        context = {"arch": arch, "plan": plan, "dtypes": dtypes, "section_bytes": SECTION_BYTES}
         found[f"csrc/backward_{arch}.cu"] = ("sm80/backward_sm80.cu.j2", context)
         found[f"csrc/backward_tiles_{arch}.cuh"] = ("sm80/backward_tiles_sm80.cuh.j2", context)
     return found
