@@ -12,6 +12,7 @@ byte of difference fails. Beside it stand
   * what Algorithms 0 and 1 of FlashAttention and Algorithm 1 of FlashAttention-2 would move for the same call with
     the tile that fits the same M.
 
+The backward kernels of a package are counted in the same way (`io_backward`).
 On a machine with a GPU, `--device cuda` adds what the hardware's counters saw (`io_ncu`), explained and not asserted.
 """
 
@@ -29,7 +30,7 @@ from codegen.errors import RequestError
 from codegen.problem import ITEMSIZE
 from spec import io_bounds, io_kernels, tile_rule
 from spec.io_kernels import TENSORS, Bytes, Call
-from verify import gpu_session, io_calls, machine, packages
+from verify import gpu_session, io_backward, io_calls, machine, packages
 from verify.emulator import build
 from verify.emulator.device import Call as Launch
 from verify.emulator.emulator import SCHEDULES, Emulator
@@ -192,6 +193,7 @@ def run(
         for problem in shapes if shapes is not None else [*io_calls.grid(kernel.br, kernel.bc), *io_calls.shown()]:
             rows.append(row(kernel, problem))
             step(note=f"{folder.name}: {problem.name}")
+        gradients = io_backward.kernel_of(folder, target)
         figures["packages"].append({
             "package": folder.name,
             "digest": packages.plan(folder)["digest"][:12],
@@ -204,8 +206,12 @@ def run(
                 {"shape": io_calls.describe(problem), **costs(kernel, io_calls.call(problem, d=kernel.d, dv=kernel.dv))}
                 for problem in io_calls.squares([io_calls.FAR], ["none", "bottom_right"])
             ],
+            "backward": None if gradients is None else io_backward.package(gradients, shapes, step=step),
         })  # fmt: skip
     every = [(p["package"], r) for p in figures["packages"] for r in p["rows"]]
+    every += [
+        (f"{p['package']}, backward", r) for p in figures["packages"] if p["backward"] for r in p["backward"]["rows"]
+    ]
     figures["differences"] = [
         f"{name}, {r['shape']['name']}: {text}" for name, r in every for text in r.get("differences", ())
     ]
@@ -221,7 +227,7 @@ HEAD = ("shape", "moved", "formula", "paper's F2f", "own terms", "lower bound", 
 
 
 def tables(figures: dict[str, Any]) -> list[Any]:
-    """One table per package: bytes of every shape, and at FAR rows and keys by formula."""
+    """One table per package and pass: bytes of every shape, and at FAR rows and keys by formula."""
     made: list[Any] = []
     for package in figures["packages"]:
         br, bc = package["tile"]
@@ -238,6 +244,8 @@ def tables(figures: dict[str, Any]) -> list[Any]:
                 *(f"{one['beside'][name]:,}" for name in ("A0", "A1", "F2f")),
             )  # fmt: skip
         made.append(table)
+        if package["backward"]:
+            made.append(io_backward.table(package["package"], package["backward"]))
     if "counters" in figures:
         from verify import io_ncu
 

@@ -298,12 +298,16 @@ def _io(item: Figures) -> str:
         "package", "Br x Bc", "calls whose bytes equal the formula", "bytes counted per dtype", f"one head at N={n}",
         "/ lower bound", "/ lower bound, causal", "F2f, tile for M / ours", "A1 / ours", "A0 / ours",
     )  # fmt: skip
-    text = f"{_table(head, rows)}\n\n{_source(item)}"
+    from verify import io_backward, io_ncu
+
+    text = _table(head, rows)
+    gradients = io_backward.summary(item["packages"])
+    if gradients:
+        text += f"\n\nBackward:\n\n{_table(io_backward.SUMMARY, gradients)}"
+    text += f"\n\n{_source(item)}"
     counters = item.get("counters")
     if counters is None:
         return text
-    from verify import io_ncu
-
     if not counters["available"]:
         return f"{text}\n\nNo hardware counters: {counters['why']}."
     seen = [[f"`{r['package']}`", r["shape"], f"{r['formula_read']:,}", *io_ncu.ratios(r)] for r in counters["rows"]]
