@@ -48,7 +48,8 @@ class Plan:
 def decide(request: Any, arch: str) -> Decision:
     """One variant per instruction set and dtype; v3 has no float64, so that units differ in their dtypes.
 
-    sm90a has three: short calls without a mask, other calls without one, and all calls with one.
+    Of the gradients v3 has no fp16 either, so that the pass back may run another unit. sm90a has three kernels: short
+    calls without a mask, other calls without one, and all calls with one; its gradients are sm80's.
     """
     if arch == "sm90a":
         rows = tuple(
@@ -66,9 +67,11 @@ def decide(request: Any, arch: str) -> Decision:
         for dtype in request.dtypes
         if (isa, dtype) != ("v3", "float64") and (arch == "cpu" or dtype in ("bf16", "fp16"))
     )
+    backward = tuple(v for v in rows if request.backward and (v.isa, v.dtype) != ("v3", "fp16"))
     return Decision(
-        arch=arch, limit_bytes=request.sram_bytes, limit_reason="--sram", variants=rows, changes={}, rejected={}
-    )
+        arch=arch, limit_bytes=request.sram_bytes, limit_reason="--sram", variants=rows, changes={}, rejected={},
+        backward=backward,
+    )  # fmt: skip
 
 
 def files(request: Any, decision: Decision) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
@@ -78,11 +81,18 @@ def files(request: Any, decision: Decision) -> Mapping[str, tuple[str, Mapping[s
         for unit in dict.fromkeys(v.unit for v in decision.variants):
             context = {"unit": unit, "scratch": decision.arch == "sm90a"}
             found[f"csrc/forward_{unit}.cu"] = ("reference/reference_kernel.cu.j2", context)
+        for unit in dict.fromkeys(v.unit for v in decision.backward):
+            found[f"csrc/backward_{unit}.cu"] = ("reference/reference_backward.cu.j2", {"unit": unit})
         return found
+    found["csrc/reference_elements.h"] = ("reference/reference_elements.h", {})
     for isa in ISAS:
         codes = [CODES[v.dtype] for v in decision.variants if v.isa == isa]
         context = {"isa": isa, "codes": codes, "bc": Plan().bc}
         found[f"csrc/forward_cpu_{isa}.cpp"] = ("reference/reference_kernel.cpp.j2", context)
+        codes = [CODES[v.dtype] for v in decision.backward if v.isa == isa]
+        if codes:
+            context = {"isa": isa, "codes": codes}
+            found[f"csrc/backward_cpu_{isa}.cpp"] = ("reference/reference_backward.cpp.j2", context)
     return found
 
 

@@ -1,6 +1,6 @@
 #ifndef TILEPROOF_PTX_REFERENCE_CUH
 #define TILEPROOF_PTX_REFERENCE_CUH
-// The global memory primitives and the 16-bit conversions of reference_kernel.cu.j2.
+// The global memory primitives and the 16-bit conversions of the reference kernels.
 #include <cstdint>
 
 __device__ __forceinline__ float ld_global_bf16(const void* p, int64_t i) {
@@ -16,6 +16,8 @@ __device__ __forceinline__ float ld_global_fp16(const void* p, int64_t i) {
 __device__ __forceinline__ int64_t ld_global_i64(const void* p, int64_t i) {
   return static_cast<const int64_t*>(p)[i];
 }
+
+__device__ __forceinline__ float ld_global_f32(const void* p, int64_t i) { return static_cast<const float*>(p)[i]; }
 
 __device__ __forceinline__ void st_global_16(void* p, int64_t i, float x, bool is_bf16) {
   uint16_t bits;

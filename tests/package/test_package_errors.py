@@ -18,7 +18,7 @@ def t(*shape, dtype=torch.float32, device="cpu"):
 Q, KV = (2, 4, 5, D), (2, 2, 7, D)
 RANK = "q, k and v must have 4 dimensions (batch, heads, length, width); got"
 DTYPE = "q, k and v must share one dtype; got"
-CAST = "(autocast does not reach this op: cast them)"
+CAST = "(autocast leaves float64 as it is: cast them)"
 # name -> (q, k, v, options of the op, the sentence). `fake` cases cannot look at values.
 BAD = {
     "rank": (t(4, 5, D), t(*KV), t(*KV), {},
