@@ -2,10 +2,12 @@
 
     python -m verify gpu-session --out results
 
-Parts, in this order: `speed` and `io` (traffic and hardware counters; each alone, before anything else is busy), then
-at the same time `certify` (every package of PACKAGES, both dtypes), `certify_sm90a` (of HOPPER, on compute capability
-9.0), `tests` (pytest -m gpu), `sanitize` (with planted faults) and `calibrate`. Each writes its file to the output
-folder when it ends, the certificates after every package: a session that is cut short keeps what it has.
+Parts that are timings, or counters that see all of the GPU, run first and each alone: `speed`, `io`, and those of
+gpu_commands.py that time something. Then at the same time the others: `certify` (every package of PACKAGES, both
+dtypes), `certify_sm90a` (of HOPPER), `certify_backward` (of BACKWARD), `tests` and `tests_sm90a` (pytest -m gpu),
+`sanitize` and `sanitize_sm90a` (with planted faults), `calibrate`, `training`, `memory`. Without --part it is those of
+USUAL. Each writes its file to the output folder when it ends, the certificates after every package: a session that is
+cut short keeps what it has.
 
 Holds always: `holds` of every result file is computed from its figures, and the command's exit code from them all.
 """
@@ -30,7 +32,7 @@ from typing import Any
 
 from codegen.devices import DEVICES
 from codegen.errors import RequestError
-from verify import bench_cuda, bench_report, machine, packages, peers, sanitize
+from verify import bench_cuda, bench_report, gpu_commands, machine, packages, peers, sanitize
 from verify import calibrate as probes
 from verify.bench import Cell, Timing, summary
 
@@ -57,17 +59,30 @@ PACKAGES: dict[str, dict[str, Any]] = {
 # Packages with kernels for sm_90a alone. Their sm_80 kernels are judged beside them.
 HOPPER: dict[str, dict[str, Any]] = {
     f"sm90a, d={d}" + (f", dv={dv}" if d != dv else ""): {
-        "sram": "227KB", "d": d, "dv": dv, "dtypes": DTYPES, "archs": ("sm90a",),
+        "sram": "227KB", "d": d, "dv": dv, "dtypes": DTYPES, "archs": ("sm90a",), "backward": False,
     }
     for d, dv in (*((d, d) for d in (32, 64, 80, 96, 128, 192, 256)), (192, 128))
 }  # fmt: skip
-CASES = 56  # per dtype
+# Packages whose gradients are certified, as many cases of each as BACKWARD_CASES says.
+BACKWARD: dict[str, dict[str, Any]] = {
+    f"gradients, d={d}": {"sram": "163KB", "d": d, **_CUDA} for d in (32, 64, 80, 96, 128, 192, 256)
+}
+CASES, BACKWARD_CASES = 56, 28  # per dtype
 
 # Packages whose every kernel runs under the four tools: the default, a shape that once hid a barrier fault elsewhere
 # (d=192, dv=128), widths beside the granule, one warp, many warps, the debug form.
 SANITIZED = (
     "the default command's", "fast tile at d=64", "d no multiple of 16, Br=32, Bc=16", "d=72, one warp", "widest",
     "dv smaller than d", "dv larger than d, neither a multiple of 16",
+)  # fmt: skip
+# And on sm_90a: P in shared memory with three consumers that skip key tiles, in registers with a lazy rescale, one
+# consumer, panels of 16 columns and unequal widths.
+SANITIZED_HOPPER: tuple[dict[str, Any], ...] = tuple(
+    {"sram": "227KB", "dtypes": ("bf16",), "archs": ("sm90a",), "backward": False, **words}
+    for words in (
+        {"d": 128, "br": 192, "bc": 128}, {"d": 256, "br": 128, "bc": 80}, {"d": 64, "br": 64, "bc": 64},
+        {"d": 72, "dv": 40, "br": 128, "bc": 64},
+    )
 )  # fmt: skip
 DEBUG: dict[str, Any] = {"sram": "163KB", "d": 64, "br": 64, "bc": 32, "debug": True, **_CUDA}
 
@@ -156,12 +171,14 @@ def run(out: Path, *, parts: Sequence[str] = (), seconds: float, jobs: int | Non
     unknown = [part for part in parts if part not in PARTS]
     if unknown:
         raise RequestError(f"--part {unknown[0]}: unknown", f"known: {', '.join(PARTS)}")
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() and not (parts and set(parts) <= WITHOUT_GPU):
         raise RequestError("gpu-session: torch sees no CUDA device here", "run it on a machine with an NVIDIA GPU")
-    is_hopper = torch.cuda.get_device_capability() == (9, 0)
-    if "certify_sm90a" in parts and not is_hopper:
-        raise RequestError("--part certify_sm90a: this GPU is not of compute capability 9.0")
-    wanted = [part for part in PARTS if (part in parts if parts else is_hopper or part != "certify_sm90a")]
+    is_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+    hopper = [part for part in parts if part in ON_HOPPER]
+    if hopper and not is_hopper:
+        raise RequestError(f"--part {hopper[0]}: this GPU is not of compute capability 9.0")
+    usual = [part for part in USUAL if is_hopper or part not in ON_HOPPER]
+    wanted = [part for part in PARTS if part in (parts or usual)]
     out.mkdir(parents=True, exist_ok=True)
     session = Session(out, time.monotonic() + seconds, jobs or len(os.sched_getaffinity(0)), say)
     build_all(session, wanted)
@@ -185,12 +202,16 @@ def build_all(session: Session, wanted: Sequence[str]) -> None:
         requests += [tile_request(d, tile) for d, tiles in SPEED_TILES.items() for tile in tiles]
     if {"certify", "tests", "io"} & set(wanted):
         requests += list(PACKAGES.values())
-    if "certify_sm90a" in wanted:
+    if {"certify_sm90a", "tests_sm90a"} & set(wanted):
         requests += list(HOPPER.values())
+    if "certify_backward" in wanted:
+        requests += list(BACKWARD.values())
     folders = [request(words) for words in requests]
     watched: list[Path] = []
     if "sanitize" in wanted:
-        watched = sanitized() + [sanitize.mutants.package(f.mutant, sanitize.host()) for f in sanitize.FAULTS]
+        watched += sanitized() + [fault.package() for fault in sanitize.FAULTS]
+    if "sanitize_sm90a" in wanted:
+        watched += [*map(request, SANITIZED_HOPPER), *(fault.package() for fault in sanitize.WGMMA_FAULTS)]
     start = time.monotonic()
     modules = {folder: packages.load(folder) for folder in dict.fromkeys((*folders, *watched))}
     with ThreadPoolExecutor(session.jobs) as pool:
@@ -211,6 +232,11 @@ def certify_sm90a(session: Session) -> None:
     _certify(session, "certify_sm90a", HOPPER)
 
 
+def certify_backward(session: Session) -> None:
+    """Certify every package of BACKWARD, gradients included."""
+    _certify(session, "certify_backward", BACKWARD, BACKWARD_CASES)
+
+
 def unheard(folder: Path, stated: dict[str, Any]) -> list[str]:
     """The kernels in code for one capability that a package has and its certificate says nothing of."""
     rows = [v for v in packages.plan(folder)["variants"] if v["target"] in DEVICES and DEVICES[v["target"]].is_exact]
@@ -219,13 +245,13 @@ def unheard(folder: Path, stated: dict[str, Any]) -> list[str]:
     return [path for path in wanted if path not in heard]
 
 
-def _certify(session: Session, part: str, table: dict[str, dict[str, Any]]) -> None:
+def _certify(session: Session, part: str, table: dict[str, dict[str, Any]], cases: int = CASES) -> None:
     """Certify packages in processes of their own; the figures of all in one file."""
     figures: dict[str, Any] = {
         "kind": "certificates",
         "device": "cuda",
         "machine": machine.describe("cuda"),
-        "command": f"python -m verify certify PACKAGE --device cuda --cases {CASES}",
+        "command": f"python -m verify certify PACKAGE --device cuda --cases {cases}",
         "holds": False,
         "cases": 0,
         "violations": 0,
@@ -236,7 +262,7 @@ def _certify(session: Session, part: str, table: dict[str, dict[str, Any]]) -> N
         folder = request(table[name])
         with tempfile.TemporaryDirectory() as scratch:
             file = Path(scratch) / "certificate.json"
-            words = ["-m", "verify", "certify", str(folder), "--device", "cuda", "--cases", str(CASES)]
+            words = ["-m", "verify", "certify", str(folder), "--device", "cuda", "--cases", str(cases)]
             done = session.command(
                 [*words, "--out", str(file)], most=400.0, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"
             )
@@ -267,20 +293,28 @@ def _certify(session: Session, part: str, table: dict[str, dict[str, Any]]) -> N
 
 def tests(session: Session) -> None:
     """`pytest -m gpu`: what each test said, and what it measured."""
-    folder = ROOT / "tests" / "gpu"
-    if not folder.is_dir():
+    _tests(session, "tests", Path("tests/gpu"))
+
+
+def tests_sm90a(session: Session) -> None:
+    """The tests of the wgmma kernels alone: dispatch, strides, graphs, and the same bits a thousand times."""
+    _tests(session, "tests_sm90a", Path("tests/gpu/test_gpu_sm90a.py"))
+
+
+def _tests(session: Session, part: str, where: Path) -> None:
+    if not (ROOT / where).exists():
         raise RequestError("gpu-session: the tests are not installed", "run it from a checkout")
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "junit.xml"
-        words = ["-m", "pytest", "-m", "gpu", "-q", str(folder)]
+        words = ["-m", "pytest", "-m", "gpu", "-q", str(where)]
         done = session.command([*words, f"--junitxml={file}", "-p", "no:cacheprovider"], most=420.0)
         rows = junit(file) if file.exists() else []
     count = {state: sum(row["state"] == state for row in rows) for state in ("passed", "failed", "skipped")}
-    session.keep("tests", {
+    session.keep(part, {
         "kind": "tests",
         "device": "cuda",
         "machine": machine.describe("cuda"),
-        "command": "python -m pytest -m gpu tests/gpu",
+        "command": f"python -m pytest -m gpu {where}",
         "holds": done.returncode == 0 and count["passed"] > 0,
         **count,
         "tests": rows,
@@ -313,6 +347,16 @@ def sanitizers(session: Session) -> None:
     jobs = max(1, session.jobs // 2)
     limit = max(30.0, min(sanitize.TIMEOUT_S, session.left - 20))
     session.keep("sanitize", sanitize.run(sanitized(), plant=True, jobs=jobs, timeout_s=limit))
+
+
+def sanitizers_sm90a(session: Session) -> None:
+    """The same for SANITIZED_HOPPER, with the faults of the wgmma kernel."""
+    folders = [request(words) for words in SANITIZED_HOPPER]
+    limit = max(30.0, min(sanitize.TIMEOUT_S, session.left - 20))
+    figures = sanitize.run(
+        folders, plant=True, faults=sanitize.WGMMA_FAULTS, jobs=max(1, session.jobs // 2), timeout_s=limit
+    )
+    session.keep("sanitize_sm90a", figures)
 
 
 def calibrate(session: Session) -> None:
@@ -390,14 +434,28 @@ def speed(session: Session) -> None:
             session.keep("speed", figures)
 
 
+def command(part: str) -> Callable[[Session], None]:
+    """A part of gpu_commands.COMMANDS."""
+    return lambda session: gpu_commands.run(session, part)
+
+
 PARTS: dict[str, Callable[[Session], None]] = {
+    "first_call": gpu_commands.first_call,
     "speed": speed,
     "io": traffic,
+    "tune": gpu_commands.tune,
+    **{part: command(part) for part in gpu_commands.COMMANDS},
     "certify": certify,
     "certify_sm90a": certify_sm90a,
+    "certify_backward": certify_backward,
     "tests": tests,
+    "tests_sm90a": tests_sm90a,
     "sanitize": sanitizers,
+    "sanitize_sm90a": sanitizers_sm90a,
     "calibrate": calibrate,
 }
 # Parts that share the machine with no other: a timing, or a counter that sees all of the GPU, would be another's too.
-ALONE = ("speed", "io")
+ALONE = ("first_call", "speed", "io", "tune", "bench", "bench_paper", "forms", "bench_backward")
+USUAL = ("speed", "io", "certify", "certify_sm90a", "tests", "sanitize", "calibrate")  # what a session is by default
+ON_HOPPER = ("certify_sm90a", "tests_sm90a", "sanitize_sm90a", "tune", "bench", "bench_paper", "forms")
+WITHOUT_GPU = frozenset({"first_call"})

@@ -1,6 +1,6 @@
 """Call every CUDA kernel of a package in memory that tells: what `verify.sanitize` runs under each of its tools.
 
-    python -m verify.guarded FOLDER --launcher sm80=LIBRARY
+    python -m verify.guarded FOLDER --launcher sm80=LIBRARY [--launcher sm90a_0=LIBRARY ...]
 
 Each problem runs twice on the same inputs: through the kernel's own C entry point, into outputs that were filled with
 NaN and lie between guard bytes; and through the op, whose outputs are exactly as long as they are said to be and
@@ -8,7 +8,8 @@ which nobody wrote before. With PYTORCH_NO_CUDA_MEMORY_CACHING=1 each tensor is 
 memcheck knows where it ends.
 
 Holds, or the process exits 1: the guard bytes are intact, no NaN is left in an output, both runs agree bit for bit.
-What a kernel must not read (keys beyond the length, gaps between rows) was never written either: initcheck tells.
+What a kernel must not read (keys beyond the length, gaps between rows) was never written either: initcheck tells. A
+kernel that copies whole tiles of keys by TMA may read keys beyond the length and must not use them: they are NaN.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from typing import Any
 
 import torch
 
+from codegen.devices import DEVICES
 from verify import packages
 from verify.cases import torch_dtype
+from verify.devices import ARCH_VARIABLE, forced
 
 GUARD_BYTES, GUARD = 4096, 0xA5
 NAN_BYTE = 0xFF  # a float of any width made of these bytes is NaN
@@ -98,8 +101,13 @@ class Guarded:
         return bool((self.memory[:GUARD_BYTES] == GUARD).all() and (self.memory[-GUARD_BYTES:] == GUARD).all())
 
 
-def scattered(shape: tuple[int, ...], rows: Iterable[int], layout: str, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """(B,H,N,d) on the GPU: N(0, 1) in the first rows[b] rows of batch entry b; all else was never written."""
+def scattered(
+    shape: tuple[int, ...], rows: Iterable[int], layout: str, dtype: torch.dtype, seed: int, *, fill: bool = False
+) -> torch.Tensor:
+    """(B,H,N,d) on the GPU: N(0, 1) in the first rows[b] rows of batch entry b; gaps between rows were never written.
+
+    fill: later rows are NaN; else they were never written either.
+    """
     b, h, n, d = shape
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
     if layout == "bnhd":
@@ -111,13 +119,16 @@ def scattered(shape: tuple[int, ...], rows: Iterable[int], layout: str, dtype: t
     for i, count in enumerate(rows):
         if count:
             home[i, :, :count] = values[i, :, :count].cuda()
+        if fill and count < n:
+            home[i, :, count:] = math.nan
     return home
 
 
 def launch(
-    library: ctypes.CDLL, target: str, dtype: str, q: Any, k: Any, v: Any, lengths: Any, causal: str, *, debug: bool
-) -> tuple[Guarded, Guarded]:
-    """Run the entry point of `target` in guarded memory; returns O and LSE.
+    library: ctypes.CDLL, unit: str, dtype: str, q: Any, k: Any, v: Any, lengths: Any, causal: str, *, debug: bool,
+    scratch_bytes: int | None = None,
+) -> tuple[Guarded, Guarded]:  # fmt: skip
+    """Run the entry point of `unit` in guarded memory; returns O and LSE. `scratch_bytes`: None, it takes no scratch.
 
     Raises: RuntimeError when it returns an error.
     """
@@ -131,26 +142,35 @@ def launch(
     )  # fmt: skip
     for name, tensor in (("q", q), ("k", k), ("v", v), ("o", o.values)):
         setattr(args, f"{name}_stride", (ctypes.c_int64 * 3)(*tensor.stride()[:3]))
+    scratch = Guarded((scratch_bytes or 0,), torch.uint8)
+    more = [] if scratch_bytes is None else [ctypes.c_void_p(scratch.values.data_ptr()) if scratch_bytes else None]
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-    error = getattr(library, f"attention_forward_{target}")(ctypes.byref(args), DTYPE_CODES[dtype], stream)
+    error = getattr(library, f"attention_forward_{unit}")(ctypes.byref(args), DTYPE_CODES[dtype], *more, stream)
     if error:
-        raise RuntimeError(f"attention_forward_{target} returned CUDA error {error}")
+        raise RuntimeError(f"attention_forward_{unit} returned CUDA error {error}")
+    if not scratch.intact():
+        raise RuntimeError(f"attention_forward_{unit} wrote beside its scratch memory")
     return o, lse
 
 
 def faults(
     attn: ModuleType, problem: Problem, variant: dict[str, Any], library: ctypes.CDLL, here: bool
 ) -> Iterator[str]:
-    """Run one problem both ways; yields what does not hold. `here`: the op would choose this variant's target."""
+    """Run one problem both ways; yields what does not hold. `here`: the op can be made to run this variant."""
     checks = packages.part(attn, "checks")
     dtype = torch_dtype(variant["dtype"])
     rows = (problem.nk,) * problem.b if problem.lengths is None else problem.lengths
     q = scattered((problem.b, problem.hq, problem.nq, checks.D), (problem.nq,) * problem.b, problem.layout, dtype, 1)
-    k = scattered((problem.b, problem.hkv, problem.nk, checks.D), rows, problem.layout, dtype, 2)
-    v = scattered((problem.b, problem.hkv, problem.nk, checks.DV), rows, problem.layout, dtype, 3)
+    exact = is_exact(variant)
+    k = scattered((problem.b, problem.hkv, problem.nk, checks.D), rows, problem.layout, dtype, 2, fill=exact)
+    v = scattered((problem.b, problem.hkv, problem.nk, checks.DV), rows, problem.layout, dtype, 3, fill=exact)
     lengths = None if problem.lengths is None else torch.tensor(problem.lengths, device="cuda")
     debug = bool(attn_plan(attn)["request"].get("debug"))
-    o, lse = launch(library, variant["target"], variant["dtype"], q, k, v, lengths, problem.causal, debug=debug)
+    scratch = variant["plan"].get("scratch_bytes", 4) if exact else None
+    unit, dtype_name = unit_of(variant), variant["dtype"]
+    o, lse = launch(
+        library, unit, dtype_name, q, k, v, lengths, problem.causal, debug=debug, scratch_bytes=scratch
+    )  # fmt: skip
     for name, guarded in (("O", o), ("LSE", lse)):
         if not guarded.intact():
             yield f"{name}: a guard byte was overwritten"
@@ -163,6 +183,21 @@ def faults(
         for name, got, want in zip(("O", "LSE"), of_op, (o.values, lse.values), strict=True):
             if not torch.equal(got, want):
                 yield f"{name}: the op and the kernel's entry point differ"
+
+
+def is_exact(variant: dict[str, Any]) -> bool:
+    """Whether the variant is in code for one capability alone: it may ask for scratch memory, and copies by TMA."""
+    return variant["target"] in DEVICES and DEVICES[variant["target"]].is_exact
+
+
+def unit_of(variant: dict[str, Any]) -> str:
+    """What its entry point is called after."""
+    return str(variant.get("unit", variant["target"]))
+
+
+def takes(variant: dict[str, Any], problem: Problem) -> bool:
+    """Whether the variant is for the problem's mask."""
+    return variant.get("causal", "any") in ("any", "full" if problem.causal == "none" else "causal")
 
 
 def attn_plan(attn: ModuleType) -> dict[str, Any]:
@@ -179,17 +214,22 @@ def run(folder: Path, launchers: dict[str, ctypes.CDLL]) -> int:
     attn = packages.load(folder)
     recipe = packages.part(attn, "recipe")
     chosen = recipe.target_for(recipe.capability_of(torch.device("cuda")))
+    variants = {(unit_of(v), v["dtype"]): v for v in packages.plan(folder)["variants"]}
+    forces = any(map(is_exact, variants.values()))  # the op can then be told which kernel to run
     calls, wrong = 0, []
-    for variant in packages.plan(folder)["variants"]:
-        library = launchers.get(variant["target"])
+    for (unit, dtype), variant in variants.items():
+        library = launchers.get(unit)
         if library is None:
             continue
+        here = forces or variant["target"] == chosen
         for problem in problems(variant["plan"]["br"], variant["plan"]["bc"]):
-            here = variant["target"] == chosen
-            found = list(faults(attn, problem, variant, library, here))
+            if not takes(variant, problem):
+                continue
+            with forced(ARCH_VARIABLE, unit if forces else ""):
+                found = list(faults(attn, problem, variant, library, here))
             torch.cuda.synchronize()
             calls += 1 + here
-            wrong += [f"{variant['target']}/{variant['dtype']}, {problem.name}: {text}" for text in found]
+            wrong += [f"{unit}/{dtype}, {problem.name}: {text}" for text in found]
     for text in wrong:
         print(text)
     if wrong:

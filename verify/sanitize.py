@@ -44,10 +44,15 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Fault:
-    """A mistake in the emitted kernel that `tool` must report."""
+    """A mistake in the emitted kernel that `tool` must report. `arch`: of the package that it is planted in."""
 
     tool: str
     mutant: Mutant
+    arch: str = "sm80"
+
+    def package(self) -> Path:
+        """The package with the mistake in it."""
+        return mutants.package(self.mutant, host(self.arch))
 
 
 FAULTS = (
@@ -83,6 +88,25 @@ FAULTS = (
     )),
 )  # fmt: skip
 
+# In the wgmma kernel. racecheck has none: what orders its accesses to shared memory are mbarriers, and without one of
+# them the kernel hangs or faults before a hazard is reported; `verify mutate` has those mistakes, on the emulator.
+_WGMMA = "csrc/forward_sm90a"
+WGMMA_FAULTS = (
+    Fault("memcheck", Mutant(
+        "row_bound_dropped", "rows beyond Nq are written to O",
+        "if (row + 8 * h < p.nq && c + 8 * t < kDv) st_global_b128", "if (c + 8 * t < kDv) st_global_b128", _WGMMA,
+    ), "sm90a"),
+    Fault("initcheck", Mutant(
+        "last_row_not_written", "the last row of O is left out",
+        "if (row + 8 * h < p.nq && c + 8 * t < kDv)", "if (row + 8 * h < p.nq - 1 && c + 8 * t < kDv)", _WGMMA,
+    ), "sm90a"),
+    Fault("synccheck", Mutant(
+        "divergent_barrier", "half of each warp misses a barrier",
+        "  __syncthreads();\n  if (warp < 4) {", "  if (threadIdx.x % 32 < 16) __syncthreads();\n  if (warp < 4) {",
+        _WGMMA,
+    ), "sm90a"),
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Report:
@@ -105,9 +129,9 @@ class Report:
         return {**vars(self), "holds": self.holds}
 
 
-def host() -> Problem:
+def host(arch: str = "sm80") -> Problem:
     """The package that faults are planted in: a few small tiles."""
-    return packages.request(sram="163KB", d=64, dtypes=("bf16",), archs=("sm80",), br=64, bc=32)
+    return packages.request(sram="163KB", d=64, dtypes=("bf16",), archs=(arch,), br=64, bc=32)
 
 
 def sanitizer(home: Path) -> str:
@@ -125,7 +149,7 @@ def sanitizer(home: Path) -> str:
 
 
 def launchers(folder: Path) -> dict[str, Path]:
-    """Target -> a library with its kernel's C entry point, with line numbers, for this machine's GPU.
+    """Unit ("sm80", "sm90a_0") -> a library with its C entry point, with line numbers, for this machine's GPU.
 
     Raises: ToolError when it does not compile.
     """
@@ -134,13 +158,16 @@ def launchers(folder: Path) -> dict[str, Path]:
     nvcc = packages.part(attn, "toolchain").cuda_toolkit().nvcc.command
     import torch
 
-    on = f"sm_{recipe.capability_of(torch.device('cuda'))}"
+    capability = recipe.capability_of(torch.device("cuda"))
+    units = dict.fromkeys(recipe.CUDA_TARGETS, f"sm_{capability}")
+    for own, names in getattr(recipe, "EXACT_TARGETS", {}).values():
+        units |= {unit: f"sm_{own}a" for unit in names if own == capability}
     made = {}
-    for target in recipe.CUDA_TARGETS:
-        source = folder / "csrc" / f"forward_{target}.cu"
+    for unit, on in units.items():
+        source = folder / "csrc" / f"forward_{unit}.cu"
         command = [*nvcc, "-O3", "-std=c++17", "-lineinfo", f"-arch={on}", "-Xcompiler=-fPIC", "-shared"]
         key = hashlib.sha256("\0".join([facts["digest"], *command]).encode()).hexdigest()[:16]
-        library = packages.cache() / "launchers" / f"{target}-{key}.so"
+        library = packages.cache() / "launchers" / f"{unit}-{key}.so"
         if not library.exists():
             library.parent.mkdir(parents=True, exist_ok=True)
             beside = library.with_name(f".{library.name}.{os.getpid()}")
@@ -148,7 +175,7 @@ def launchers(folder: Path) -> dict[str, Path]:
             if done.returncode:
                 raise ToolError(f"{source} does not compile: {' '.join(command)}", *done.stderr.splitlines()[:12])
             beside.replace(library)
-        made[target] = library
+        made[unit] = library
     return made
 
 
@@ -201,11 +228,12 @@ def run(
     *,
     tools: Sequence[str] = TOOLS,
     plant: bool = False,
+    faults: Sequence[Fault] = FAULTS,
     jobs: int = 4,
     timeout_s: float = TIMEOUT_S,
     step: Step = silent,
 ) -> dict[str, Any]:
-    """Every tool on every package, and with `plant` each tool on the faults planted for it; `jobs` at a time.
+    """Every tool on every package, and with `plant` each tool on those of `faults` that it must find; `jobs` at a time.
 
     Raises: RequestError without a GPU or without compute-sanitizer; what building raises.
     """
@@ -215,7 +243,7 @@ def run(
         raise RequestError("sanitize: torch sees no CUDA device here", "run it on a machine with an NVIDIA GPU")
     work: list[tuple[Path, str, str | None]] = [(folder, tool, None) for tool in tools for folder in folders]
     if plant:
-        work += [(mutants.package(f.mutant, host()), f.tool, f.mutant.name) for f in FAULTS if f.tool in tools]
+        work += [(f.package(), f.tool, f.mutant.name) for f in faults if f.tool in tools]
     home = packages.part(packages.load(work[0][0]), "toolchain").cuda_toolkit().home
     sanitizer(home)
 

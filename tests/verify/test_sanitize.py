@@ -14,11 +14,13 @@ from verify import gpu_session, guarded, packages, sanitize
 from verify.__main__ import main
 
 
-@pytest.mark.parametrize("fault", sanitize.FAULTS, ids=lambda fault: fault.mutant.name)
+@pytest.mark.parametrize(
+    "fault", (*sanitize.FAULTS, *sanitize.WGMMA_FAULTS), ids=lambda fault: f"{fault.arch}-{fault.mutant.name}"
+)
 def test_a_planted_fault_changes_the_kernel_and_only_its_text(fault):
-    files = rendered.render_package(sanitize.host())
+    files = rendered.render_package(sanitize.host(fault.arch))
     changed = fault.mutant.apply(files)  # raises when nothing changes
-    kernels = [path for path in files if path.endswith(".cu")]
+    kernels = [path for path in files if path.endswith(".cu") and path.startswith(f"csrc/forward_{fault.arch}")]
     assert kernels and all(changed[path] != files[path] for path in kernels)
     for path in kernels:  # still the text that an emulator takes: the fault is one of the kernel, not of its form
         assert not lint.violations(path, changed[path].decode())
@@ -138,4 +140,4 @@ def test_unknown_names_are_refused(small_package, tmp_path):
     done = CliRunner().invoke(main, ["sanitize", str(small_package), "--tool", "leakcheck"])
     assert done.exit_code == 2 and "known: memcheck, racecheck, initcheck, synccheck" in done.output
     done = CliRunner().invoke(main, ["gpu-session", "--out", str(tmp_path), "--part", "all"])
-    assert done.exit_code == 2 and "known: speed, io, certify, certify_sm90a, tests, sanitize, calibrate" in done.output
+    assert done.exit_code == 2 and f"known: {', '.join(gpu_session.PARTS)}" in " ".join(done.output.split())
