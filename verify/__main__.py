@@ -331,18 +331,39 @@ def calibrate(device: str, exhaustive: bool, out: Path | None, as_json: bool) ->
 @main.command()
 @_device
 @click.option("--dtype", type=click.Choice(["float32", "bf16", "fp16", "float64"]), default=None)
-@click.option("--sram", default="192KB", show_default=True, help="Budget of the package made for the model (d=32).")
+@click.option("--sram", default="192KB", show_default=True, help="Budget of the package made for the model.")
+@click.option("--training", is_flag=True, help="Train a small GPT instead, beside torch's own attention. Dtype: all.")
 @_out
 @_json
-def real(device: str, dtype: str | None, sram: str, out: Path | None, as_json: bool) -> None:
-    """Run a real sentence encoder on a generated package and judge every attention layer."""
+def real(device: str, dtype: str | None, sram: str, training: bool, out: Path | None, as_json: bool) -> None:
+    """Run a real sentence encoder on a generated package and judge every attention layer.
+
+    With --training, train a GPT with our op and with torch's attention from the same seeds: the losses must stay as
+    close as those of two of torch's own back ends. --out FILE.json then also draws FILE.png (needs matplotlib).
+    """
     from verify import devices, packages
     from verify import real as encoder
     from verify.progress import bar
 
     where = devices.device(device)
-    chosen = dtype or ("float32" if device == "cpu" else "bf16")
     archs = ("cpu",) if device == "cpu" else ("sm80",)
+    if training:
+        from verify import training as gpt
+        from verify import training_plot, training_text
+
+        dtypes = gpt.DTYPES[device] if dtype is None else (dtype,)
+        setting = gpt.Setting()
+        with bar("train", gpt.runs(setting, dtypes)) as step:
+            folder = packages.emit(sram=sram, d=setting.size.head_dim, dtypes=dtypes, archs=archs)
+            found = gpt.run(
+                packages.load(folder), training_text.documentation(), device=device, dtypes=dtypes, setting=setting,
+                step=step,
+            )  # fmt: skip
+        figures = {"kind": "training", "device": device, **found, "machine": where.describe()}
+        if out is not None:
+            click.echo(training_plot.beside(figures, out), err=True)
+        _finish(figures, as_json, out, lambda c: c.print(gpt.table(figures)), figures["holds"])
+    chosen = dtype or ("float32" if device == "cpu" else "bf16")
     with bar("real", 8) as step:
         attn = packages.load(packages.emit(sram=sram, d=encoder.HEAD_DIM, dtypes=(chosen,), archs=archs))
         report = encoder.run(attn, where, dtype=chosen, step=step)
@@ -351,6 +372,42 @@ def real(device: str, dtype: str | None, sram: str, out: Path | None, as_json: b
         if not verdict.holds:
             click.echo(verdict.message(), err=True)
     _finish(figures, as_json, out, lambda c: c.print(*encoder.tables(figures)), report.holds)
+
+
+@main.command()
+@click.argument("package", required=False)
+@_device
+@click.option("--dtype", type=click.Choice(["float32", "bf16", "fp16", "float64"]), default=None, help="[default: two]")
+@click.option("--sram", default="192KB", show_default=True, help="Budget of the package to measure if none is named.")
+@click.option("--n", "lengths", default=None, help="Lengths.  [default: 512,1024,2048,4096]")
+@_out
+@_json
+def memory(
+    package: str | None, device: str, dtype: str | None, sram: str, lengths: str | None, out: Path | None, as_json: bool
+) -> None:
+    """Peak memory of forward plus backward over the length: a package (default: d=64) beside the standard algorithm.
+
+    Ours must grow linearly. --out FILE.json also draws FILE.png (needs matplotlib).
+    """
+    from verify import bench_options, devices, memory_plot, packages
+    from verify import memory as peaks
+    from verify.progress import bar
+
+    devices.device(device)
+    dtypes = peaks.DTYPES[device] if dtype is None else (dtype,)
+    asked = peaks.LENGTHS if lengths is None else bench_options.numbers(lengths, "--n")
+    with bar("memory", len(dtypes) * len(peaks.ALGORITHMS) * len(asked)) as step:
+        if package is None:
+            archs = ("cpu",) if device == "cpu" else ("sm80",)
+            folder = packages.emit(sram=sram, d=peaks.Shape.d, dtypes=dtypes, archs=archs)
+        else:
+            folder = packages.find(package)
+        shape = peaks.Shape(d=packages.plan(folder)["request"]["d"])
+        found = peaks.run(folder, device=device, dtypes=dtypes, lengths=asked, shape=shape, step=step)
+    figures = {"kind": "memory", "device": device, **found}
+    if out is not None:
+        click.echo(memory_plot.beside(figures, out), err=True)
+    _finish(figures, as_json, out, lambda c: c.print(peaks.table(figures)), figures["holds"])
 
 
 @main.command()
