@@ -145,9 +145,10 @@ def certify(
     """Certify PACKAGE (a folder, or a name under ./generated) and write its certificate.json.
 
     Every case is heard by the readable reference (its invariant checked after every tile), by float64 with its own
-    bound, by ball arithmetic where installed, and by mpmath on at least 8 rows; on every path that can be forced.
+    bound, by ball arithmetic where installed, and by mpmath on at least 8 rows; on every path that can be forced. So are
+    the gradients of a package that has a backward pass, at the O and LSE of its own kernels.
     """
-    from verify import certificate, devices, packages, suite, trace
+    from verify import certificate, certificate_table, devices, packages, suite, trace
     from verify import certify as judged
     from verify.progress import bar
 
@@ -171,15 +172,15 @@ def certify(
     if edited:
         click.echo(f"verify: no certificate is written: {edited[0]} is not the file that plan.json names", err=True)
     elif only is None and path is None and (record.runs or record.violations):
-        certificate.write(folder, device, stated)
+        certificate.write(folder, certificate.key(where), stated)
     for text in record.violations[:10]:
         click.echo(text, err=True)
     if not record.runs and not record.violations:
         asked = [f"--{word} {name}" for word, name in (("only", only), ("path", path)) if name is not None]
         hint = "a violation's message names both; cases also depend on --seed and --cases"
         raise RequestError(f"{' '.join(asked)}: nothing has that name, and nothing ran", hint)
-    title = f"{folder.name}: certificate on {device}"
-    _finish(stated, as_json, out, lambda c: c.print(certificate.table(stated, title)), not record.violations)
+    title = f"{folder.name}: certificate on {certificate.key(where)}"
+    _finish(stated, as_json, out, lambda c: c.print(*certificate_table.tables(stated, title)), not record.violations)
 
 
 @main.command()

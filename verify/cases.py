@@ -178,7 +178,6 @@ class Case:
             **self.note,
         }
 
-
     def _gradient(self) -> dict[str, Any]:
         names = "".join(name for name, wanted in zip("qkv", self.wanted, strict=True) if wanted)
         values = (self.gradient, self.dlse is not None, names, self.do_layout)

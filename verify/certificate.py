@@ -1,8 +1,10 @@
-"""What a certificate states, how it is collected from verdicts, and how it is printed.
+"""What a certificate states, and how it is collected from verdicts.
 
 certificate.json lies in the package's folder and names the digest of the content that it was made for. Per device and
-path it has, for O and for LSE: cases, the worst err/bound in the eyes of each judge and where, the distribution of
-err/bound, the worst absolute error, and the same for the plain formula in the same precision.
+path it has, for O, LSE, dQ, dK and dV: cases, the worst err/bound in the eyes of each judge and where, the distribution
+of err/bound, the worst absolute error, and the same for the plain formula in the same precision. The judges of a
+gradient hear it stage-wise, at the O and LSE that the kernel read; "end_to_end" is its bound against the gradient of
+exact attention, from which the absolute errors are counted too.
 
 Holds always: figures of one device replace only that device's; figures for other content are dropped, never mixed.
 """
@@ -14,16 +16,17 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path as Folder
 from typing import Any
 
 import numpy as np
-from rich.table import Table
 
 from codegen.errors import RequestError
 from verify import packages
 from verify.cases import Array
-from verify.judge import OUTPUTS, Figure, Verdict
+from verify.devices import Device, Path
+from verify.judge_backward import END_TO_END
+from verify.verdict import GRADIENTS, OUTPUTS, Figure, Verdict
 
 FORMAT = "tileproof certificate 1"
 FILE = "certificate.json"
@@ -91,7 +94,7 @@ class Distribution:
 
 
 class OutputRecord:
-    """One output (O or LSE) of one path, over all cases."""
+    """One output of one path, over all cases."""
 
     def __init__(self) -> None:
         self.judges: dict[str, tuple[Figure, str]] = {}
@@ -100,27 +103,30 @@ class OutputRecord:
         self.families: dict[str, dict[str, float]] = {}
 
     def add(self, verdict: Verdict, output: str) -> None:
-        for figure in (f for f in verdict.figures if f.output == output):
+        figures = [f for f in verdict.figures if f.output == output]
+        for figure in figures:
             self.heard[figure.judge] += figure.elements
             before = self.judges.get(figure.judge)
             if before is None or figure.ratio > before[0].ratio:
                 self.judges[figure.judge] = (figure, verdict.case.name)
         self.spread.add(verdict.ratios[output])
-        family = self.families.setdefault(
-            verdict.case.family, {"error": 0.0, "plain_error": 0.0, "ratio": 0.0, "plain_ratio": 0.0}
-        )
-        ratio = max((f.ratio for f in verdict.figures if f.output == output), default=0.0)
-        for key, value in (
-            ("error", verdict.worst_error[output]),
-            ("plain_error", verdict.plain_error[output]),
-            ("ratio", ratio),
-            ("plain_ratio", verdict.plain_ratio[output]),
-        ):
-            family[key] = max(family[key], value)
+        family = self.families.setdefault(verdict.case.family, {})
+        found = {
+            "error": verdict.worst_error[output],
+            "plain_error": verdict.plain_error[output],
+            "ratio": max((f.ratio for f in figures if f.judge != END_TO_END), default=0.0),
+            "plain_ratio": verdict.plain_ratio[output],
+        }
+        for f in figures:
+            if f.judge == END_TO_END:
+                found[END_TO_END] = f.ratio
+        for key, value in found.items():
+            family[key] = max(family.get(key, 0.0), value)
 
     @property
     def worst(self) -> float:
-        return max((f.ratio for f, _ in self.judges.values()), default=0.0)
+        """Of the judges; a gradient's bound end to end is another statement."""
+        return max((f.ratio for judge, (f, _) in self.judges.items() if judge != END_TO_END), default=0.0)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -142,37 +148,79 @@ class OutputRecord:
         }
 
 
-class PathRecord:
-    """One path over all its cases."""
+class PassRecord:
+    """One pass, forward or backward, of one path over all its cases."""
 
-    def __init__(self, verdict: Verdict) -> None:
-        self.path = verdict.path
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.cases: Counter[str] = Counter()
         self.masks: Counter[str] = Counter()
-        self.rows_mpmath = 0
-        self.outputs = {name: OutputRecord() for name in OUTPUTS}
+        self.rows_mpmath = self.keys_mpmath = 0
+        self.unclaimed: Counter[str] = Counter()
+        self.outputs: dict[str, OutputRecord] = {}
 
     def add(self, verdict: Verdict) -> None:
         self.cases[verdict.case.family] += 1
         self.masks[verdict.case.causal + ("+lengths" if verdict.case.key_lengths is not None else "")] += 1
         self.rows_mpmath += verdict.rows_mpmath
-        for name, record in self.outputs.items():
-            record.add(verdict, name)
+        self.keys_mpmath += verdict.keys_mpmath
+        self.unclaimed.update(verdict.unclaimed)
+        for name in verdict.outputs:
+            self.outputs.setdefault(name, OutputRecord()).add(verdict, name)
 
     def describe(self) -> dict[str, Any]:
         p = self.path
         return {
-            "path": str(p),
-            "isa": p.isa,
-            "dtype": p.dtype,
             "arithmetic": p.arithmetic,
             "br": p.br,
             "bc": p.bc,
             "cases": sum(self.cases.values()),
             "masks": dict(self.masks),
             "rows_mpmath": self.rows_mpmath,
-            "outputs": {name: record.describe() for name, record in self.outputs.items()},
         }
+
+
+class PathRecord:
+    """One path, all that it runs: the outputs of its forward pass, and the gradients of its backward pass."""
+
+    def __init__(self) -> None:
+        self.passes: dict[bool, PassRecord] = {}  # is it the backward pass?
+
+    def add(self, verdict: Verdict) -> None:
+        is_backward = bool(set(verdict.outputs) & set(GRADIENTS))
+        if is_backward not in self.passes:
+            self.passes[is_backward] = PassRecord(verdict.path)
+        self.passes[is_backward].add(verdict)
+
+    @property
+    def first(self) -> PassRecord:
+        """The forward pass, of a path that has one."""
+        return self.passes[min(self.passes)]
+
+    @property
+    def path(self) -> Path:
+        return self.first.path
+
+    @property
+    def cases(self) -> Counter[str]:
+        return self.first.cases
+
+    @property
+    def outputs(self) -> dict[str, OutputRecord]:
+        found = {name: x for one in self.passes.values() for name, x in one.outputs.items()}
+        return {name: found[name] for name in (*OUTPUTS, *GRADIENTS) if name in found}
+
+    def describe(self) -> dict[str, Any]:
+        p, backward = self.path, self.passes.get(True)
+        found = {"path": str(p), "isa": p.isa, "dtype": p.dtype, **self.first.describe()}
+        if backward is not None:
+            found["backward"] = {
+                **backward.describe(),
+                "keys_mpmath": backward.keys_mpmath,
+                "deterministic": backward.path.deterministic,
+                "cases_without_a_claim": dict(backward.unclaimed),
+            }
+        return found | {"outputs": {name: record.describe() for name, record in self.outputs.items()}}
 
 
 class Record:
@@ -182,31 +230,42 @@ class Record:
         self.seed = seed
         self.paths: dict[str, PathRecord] = {}
         self.families: Counter[str] = Counter()
+        self.gradients: Counter[str] = Counter()
         self.violations: list[str] = []
-        self.runs = 0
+        self.runs = self.backward_runs = 0
         self.float64_in_balls = 0.0
         self.balls = False
 
     def add(
         self, verdicts: Iterable[Verdict], how: str, *, float64_in_balls: float | None, again_takes_path: bool = True
     ) -> None:
-        """Add the verdicts of one case; `how` is the command that makes the case again."""
+        """Add the verdicts of one case, forward; `how` is the command that makes the case again."""
         heard = list(verdicts)
         if heard:
             self.families[heard[0].case.family] += 1
+        self.runs += len(heard)
+        self._add(heard, how, float64_in_balls, again_takes_path)
+
+    def add_backward(
+        self, verdicts: Iterable[Verdict], how: str, *, float64_in_balls: float | None, again_takes_path: bool = True
+    ) -> None:
+        """The same for the backward pass of a case."""
+        heard = list(verdicts)
+        if heard:
+            self.gradients[heard[0].case.gradient] += 1
+        self.backward_runs += len(heard)
+        self._add(heard, how, float64_in_balls, again_takes_path)
+
+    def _add(self, heard: list[Verdict], how: str, float64_in_balls: float | None, again_takes_path: bool) -> None:
         if float64_in_balls is not None:
             self.balls = True
             self.float64_in_balls = max(self.float64_in_balls, float64_in_balls)
-            if not float64_in_balls <= 1:
+            if heard and not float64_in_balls <= 1:
                 self.violations.append(
                     f"{heard[0].case.name}: the float64 oracle is outside its own bound ({float64_in_balls:.3g})"
                 )
         for verdict in heard:
-            self.runs += 1
-            key = str(verdict.path)
-            if key not in self.paths:
-                self.paths[key] = PathRecord(verdict)
-            self.paths[key].add(verdict)
+            self.paths.setdefault(str(verdict.path), PathRecord()).add(verdict)
             if not verdict.holds:
                 again = f"{how} --path {verdict.path}" if again_takes_path else how
                 self.violations.append(verdict.message(again))
@@ -214,6 +273,10 @@ class Record:
     @property
     def cases(self) -> int:
         return sum(self.families.values())
+
+    @property
+    def backward_cases(self) -> int:
+        return sum(self.gradients.values())
 
     def describe(self, machine: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -223,14 +286,22 @@ class Record:
             "violations": len(self.violations),
             "cases": self.cases,
             "runs": self.runs,
+            "backward_cases": self.backward_cases,
+            "backward_runs": self.backward_runs,
             "families": dict(self.families),
+            "gradients": dict(self.gradients),
             "float64_error_over_its_bound": self.float64_in_balls if self.balls else None,
             "judges": ["spec", "mpmath", "float64", *(["balls"] if self.balls else [])],
             "paths": [record.describe() for record in self.paths.values()],
         }
 
 
-def write(folder: Path, device: str, stated: dict[str, Any]) -> Path:
+def key(device: Device) -> str:
+    """What a certificate calls a device: one entry per target that the emulator runs."""
+    return f"{device.name} {device.arch}" if hasattr(device, "arch") else device.name
+
+
+def write(folder: Folder, device: str, stated: dict[str, Any]) -> Folder:
     """Put one device's figures into the package's certificate; returns its path.
 
     Raises: RequestError when the package's files are not those of its digest; ToolError when it cannot be written.
@@ -255,42 +326,3 @@ def write(folder: Path, device: str, stated: dict[str, Any]) -> Path:
         {"format": FORMAT, "name": plan["name"], "digest": plan["digest"], "devices": dict(sorted(devices.items()))},
     )
     return file
-
-
-def table(stated: dict[str, Any], title: str) -> Table:
-    """The certificate of one device, one row per path."""
-    made = Table(title=title, title_justify="left", caption=_caption(stated), caption_justify="left")
-    made.add_column("path")
-    made.add_column("Br x Bc", justify="right")
-    made.add_column("cases", justify="right")
-    for output in ("O", "LSE"):
-        for judge in ("spec", "oracle", "mpmath"):
-            made.add_column(f"{output}\n{judge}", justify="right")
-    made.add_column("O error, N(0,1)\nours / plain", justify="right")
-    made.add_column("LSE error, N(0,1)\nours / plain", justify="right")
-    for row in stated["paths"]:
-        cells = [row["path"], f"{row['br']} x {row['bc']}", str(row["cases"])]
-        for output in OUTPUTS:
-            judges = row["outputs"][output]["judges"]
-            oracle = max((judges[j]["max_ratio"] for j in ("float64", "balls") if j in judges), default=math.nan)
-            for value in (
-                judges.get("spec", {}).get("max_ratio", math.nan),
-                oracle,
-                judges.get("mpmath", {}).get("max_ratio", math.nan),
-            ):
-                cells.append(f"[{'red' if not value <= 1 else 'default'}]{value:.3f}[/]")
-        for output in OUTPUTS:
-            normal = row["outputs"][output]["families"].get("gaussian")
-            cells.append(f"{normal['error']:.1e} / {normal['plain_error']:.1e}" if normal else "-")
-        made.add_row(*cells)
-    return made
-
-
-def _caption(stated: dict[str, Any]) -> str:
-    machine = stated["machine"]
-    chip = (machine.get("gpu") or machine["cpu"])["model"]
-    return (
-        f"max err/bound per judge, at most 1 is within the proven bound; {stated['cases']} cases, {stated['runs']} "
-        f"runs, seed {stated['seed']}, {stated['violations']} violations; {chip}, "
-        f"torch {machine['versions'].get('torch', '-')}"
-    )

@@ -8,22 +8,26 @@ A case is one set of inputs; it is run on each path of its dtype, and the oracle
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path as Folder
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
 from spec.errors import InvariantError
-from verify import devices, judge, packages, suite
+from verify import devices, judge, judge_backward, packages, suite
 from verify.cases import Array, Case
 from verify.certificate import Record
 from verify.devices import Device, Path
 from verify.progress import Step, silent
+from verify.verdict import Verdict
 
 # Whole outputs go through balls up to this many visible pairs times head width; larger cases get mpmath rows.
 BALLS_WORK = 200 * 300 * 128 * 4
+BACKWARD_BALLS_WORK = BALLS_WORK // 16  # of gradients other than float64's, whose only judge of whole outputs they are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +79,9 @@ def cases(folder: Folder, device: Device, options: Options, attn: ModuleType) ->
     for dtype in devices.dtypes_of(plan, device.name):
         small = suite.smallest(dtype, d=request["d"], dv=request["dv"])
         masks = (small, replace(small, causal="bottom_right"))  # a kernel may be for one of them
-        tiles = [(p.br, p.bc) for mask in masks for p in device.paths(attn, dtype, mask)]
+        paths = [p for mask in masks for p in device.paths(attn, dtype, mask)]
+        paths += device.backward_paths(attn, dtype, small)
+        tiles = [(p.br, p.bc) for p in paths]
         found += suite.cases(
             dtype, d=request["d"], dv=request["dv"], tiles=tiles, count=options.per_dtype, seed=options.seed
         )
@@ -97,35 +103,99 @@ def hear_case(
     seed: int = 0,
     again_takes_path: bool = True,
 ) -> None:
-    """Run one case twice on its paths (the bits must agree) and put the verdicts into `record`.
+    """Run one case twice on its paths (the bits must agree), forward and backward; put the verdicts into `record`.
 
     again_takes_path: whether the command `how` has the option --path. Other words as `judge.hear` takes them.
     """
-    paths: Sequence[Path] = [p for p in device.paths(attn, case.dtype, case) if only_path in (None, str(p))]
-    runs: list[tuple[Path, Array, Array]] = []
+    paths = device.paths(attn, case.dtype, case)
+    one = _Hearing(device, case, record, how, again_takes_path)
+    words: dict[str, Any] = {"spec": spec, "rows": rows, "compare_plain": compare_plain, "seed": seed}
+    runs = []
+    for path in _chosen(paths, only_path):
+        found = one.twice(path, partial(device.run, attn, case, path))
+        if found is not None:
+            runs.append((path, *found[0]))
+    if runs:
+        truth = judge.Truth(case, with_balls=with_balls and work(case) <= BALLS_WORK)
+        verdicts = one.heard(lambda: judge.hear(case, runs, truth=truth, device=device.name, **words))
+        inside = truth.certify_float64() if truth.balls is not None else None
+        record.add(verdicts, how, float64_in_balls=inside, again_takes_path=again_takes_path)
+    backward_paths = [] if case.do is None else _chosen(device.backward_paths(attn, case.dtype, case), only_path)
+    if backward_paths:
+        source = judge_backward.forward_source(paths, case)
+        read = next((run for run in runs if run[0] == source), None) or (source, *device.run(attn, case, source))
+        _hear_gradients(attn, one, read, backward_paths, with_balls, words)
+
+
+def _hear_gradients(
+    attn: ModuleType,
+    one: _Hearing,
+    read: tuple[Path, Array, Array],
+    paths: Sequence[Path],
+    with_balls: bool,
+    words: dict[str, Any],
+) -> None:
+    """The backward part of `hear_case`: every path reads the same O and LSE."""
+    case, device = one.case, one.device
+    given = judge_backward.read_by_kernel(case, *read[1:])
+    most = BALLS_WORK if case.dtype == "float64" else BACKWARD_BALLS_WORK
+    truth = judge_backward.Truth(case, given, source=read[0], with_balls=with_balls and work(case) <= most)
+    runs = []
     for path in paths:
-        again = f"\n  again: {how}" + (f" --path {path}" if again_takes_path else "")
+        order = None if path.deterministic else partial(truth.order, path)
+        found = one.twice(path, partial(device.run_backward, attn, case, path, given), order)
+        if found is not None:
+            runs += [(path, result) for result in (found[:1] if path.deterministic else found)]
+    if runs:
+        verdicts = one.heard(lambda: judge_backward.hear(case, given, runs, truth=truth, device=device.name, **words))
+        inside = truth.certify_float64() if truth.with_balls else None
+        one.record.add_backward(verdicts, one.how, float64_in_balls=inside, again_takes_path=one.again_takes_path)
+
+
+@dataclass(frozen=True)
+class _Hearing:
+    """One case while it is run and heard; what goes wrong on the way becomes a violation."""
+
+    device: Device
+    case: Case
+    record: Record
+    how: str
+    again_takes_path: bool
+
+    def twice(self, path: Path, run: Callable[[], Any], order: Callable[[Any, Any], float] | None = None) -> Any:
+        """Both results of `run`, or None when it shows a fault. Their bits agree.
+
+        order: err/bound of the difference between two runs, for kernels whose sums come in no fixed order.
+        """
+        again = f"\n  again: {self.how}" + (f" --path {path}" if self.again_takes_path else "")
         try:
-            first = device.run(attn, case, path)
-            second = first if device.compares_runs else device.run(attn, case, path)
+            first = run()
+            second = first if self.device.compares_runs else run()
         except AssertionError as fault:
-            record.violations.append(f"{case.name} on {path}: {fault}{again}")
-            continue
-        if not all(np.array_equal(x, y, equal_nan=True) for x, y in zip(first, second, strict=True)):
-            record.violations.append(f"{case.name} on {path}: two runs differ{again}")
-        runs.append((path, *first))
-    if not runs:
-        return
-    truth = judge.Truth(case, with_balls=with_balls and work(case) <= BALLS_WORK)
-    try:
-        verdicts = judge.hear(
-            case, runs, truth=truth, spec=spec, rows=rows, seed=seed, device=device.name, compare_plain=compare_plain
-        )
-    except InvariantError as error:
-        record.violations.append(f"{case.name}: the reference breaks its own invariant: {error}\n  again: {how}")
-        return
-    inside = truth.certify_float64() if truth.balls is not None else None
-    record.add(verdicts, how, float64_in_balls=inside, again_takes_path=again_takes_path)
+            self.record.violations.append(f"{self.case.name} on {path}: {fault}{again}")
+            return None
+        if all(np.array_equal(x, y, equal_nan=True) for x, y in zip(first, second, strict=True)):
+            return first, second
+        if order is None:
+            self.record.violations.append(f"{self.case.name} on {path}: two runs differ{again}")
+        elif not (ratio := order(first, second)) <= 1:
+            text = f"two runs differ by {ratio:.3g} times what the order of summation can do"
+            self.record.violations.append(f"{self.case.name} on {path}: {text}{again}")
+        return first, second
+
+    def heard(self, hear: Callable[[], list[Verdict]]) -> list[Verdict]:
+        """What `hear` says; nothing when the reference breaks its own invariant."""
+        try:
+            return hear()
+        except InvariantError as error:
+            self.record.violations.append(
+                f"{self.case.name}: the reference breaks its own invariant: {error}\n  again: {self.how}"
+            )
+            return []
+
+
+def _chosen(paths: Sequence[Path], only: str | None) -> list[Path]:
+    return [path for path in paths if only in (None, str(path))]
 
 
 def work(case: Case) -> int:

@@ -147,9 +147,7 @@ def has_backward(attn: ModuleType, dtype: str, *, on_cpu: bool) -> bool:
     return any(row["dtype"] == dtype and (row["target"] == "cpu") == on_cpu for row in rows)
 
 
-def call_backward(
-    attn: ModuleType, case: Case, device: str, given: Given, *, deterministic: bool = True
-) -> Gradients:
+def call_backward(attn: ModuleType, case: Case, device: str, given: Given, *, deterministic: bool = True) -> Gradients:
     """(dQ, dK, dV) of the package's op `backward`.
 
     Raises: AssertionError when what was not wanted is not an empty tensor.

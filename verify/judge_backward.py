@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from verify import judge, plain, special, tiles_backward, verdict
+from verify import bounds, judge, plain, special, tiles_backward, verdict
 from verify.bounds.backward_domain import outside_backward_domain
 from verify.bounds.backward_model import BackwardModel, of_path
 from verify.bounds.backward_output import BackwardBound, backward
@@ -37,6 +37,7 @@ from verify.verdict import GRADIENTS, Found, Verdict
 
 ROWS = judge.ROWS
 END_TO_END = "end_to_end"
+_FORWARD = ("q", "k", "v", "scale", "visible")
 STAGE = "stage-wise"
 Triple = tuple[Array, Array, Array]
 
@@ -64,8 +65,9 @@ class _Group:
     t0_exact: Gradients
     t1: Gradients | None = None
     t1_exact: Gradients | None = None
-    bounds: dict[Any, tuple[BackwardBound, str | None]] = field(default_factory=dict)
+    made: dict[Any, tuple[BackwardBound, str | None]] = field(default_factory=dict)
     spec: dict[tuple[int, int], Gradients] = field(default_factory=dict)
+    read: bounds.ForwardBound | None = None  # of the forward kernel whose O and LSE are read
 
     @property
     def count(self) -> int:
@@ -114,19 +116,33 @@ class Truth:
     def end_to_end(self, group: _Group, path: Path) -> tuple[BackwardBound, str | None]:
         """The bound against exact attention, with the errors of the forward path that was read."""
         assert self.source is not None
-        words = {"forward_model": judge.model_of(self.source), "forward_bc": self.source.bc}
-        return self._bound(group, path, group.exact.finite, **words)
+        if group.read is None:
+            words = {name: x for name, x in _arguments(group.exact.finite).items() if name in _FORWARD}
+            made = judge.model_of(self.source)
+            group.read = bounds.forward(**words, model=made, bc=self.source.bc, failure=None)
+        return self._bound(group, path, group.exact.finite, read=group.read)
 
     def _bound(self, group: _Group, path: Path, x: Problem, **more: Any) -> tuple[BackwardBound, str | None]:
         made = model_of(path)
         key = (made, path.br, path.bc, x.given is None)
-        if key not in group.bounds:
+        if key not in group.made:
             words = _arguments(x) | {"model": made}
             if self.case.dlse is None:
                 words["dlse"] = None
             found = backward(**words, br=path.br, bc=path.bc, heads=max(group.count, 1), **more)
-            group.bounds[key] = found, outside_backward_domain(**words, bound=found)
-        return group.bounds[key]
+            group.made[key] = found, outside_backward_domain(**words, bound=found)
+        return group.made[key]
+
+    def order(self, path: Path, first: Triple, second: Triple) -> float:
+        """How much two runs differ, as a part of what the order in which dQ is summed can do; inf for dK and dV."""
+        if not all(np.array_equal(x, y, equal_nan=True) for x, y in zip(first[1:], second[1:], strict=True)):
+            return np.inf
+        worst = 0.0
+        for group in self.groups if first[0].size else ():
+            a, b = (stacked(x[0][group.batch, group.heads]) for x in (first, second))
+            r = ratio(a, b, self.bound(group, path)[0].dq_order)
+            worst = max(worst, float(np.where(np.isnan(group.t0.dq), 0.0, r).max(initial=0.0)))
+        return worst
 
     def spec(self, group: _Group, path: Path) -> Gradients:
         """The readable reference at the path's tiles."""

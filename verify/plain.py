@@ -7,6 +7,7 @@ inputs, in the same dtype and on the same device. It is never a tolerance.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -33,27 +34,31 @@ class PlainGradients:
 
 def attention(case: Case, *, device: str = "cpu") -> Plain:
     """The plain formula in `case.dtype`; masked scores are -inf, as eager code has it, so an empty row is NaN."""
-    import torch
-
-    with torch.no_grad():
-        return Plain(*map(_wide, _formula(case, *_inputs(case, device))))
+    return _both(case, device)[0]
 
 
 def gradients(case: Case, *, device: str = "cpu") -> PlainGradients:
     """The gradients of sum(dO o O) + sum(dLSE o LSE) by the plain formula; NaN where an empty row takes part."""
+    found = _both(case, device)[1]
+    if found is None:
+        raise ValueError(f"{case.name} has no gradient of its output")
+    return found
+
+
+@lru_cache(maxsize=1)  # one after the other is asked about the same case, which is compared by identity
+def _both(case: Case, device: str) -> tuple[Plain, PlainGradients | None]:
     import torch
 
-    assert case.do is not None
-    inputs = [x.requires_grad_() for x in _inputs(case, device)]
-    outputs = _formula(case, *inputs)
+    inputs = [place(x, case.dtype, "contiguous", device).requires_grad_() for x in (case.q, case.k, case.v)]
+    with torch.set_grad_enabled(case.do is not None):
+        outputs = _formula(case, *inputs)
+    if case.do is None:
+        return Plain(*map(_wide, outputs)), None
     loss = [place(case.do, case.dtype, "contiguous", device)]
     if case.dlse is not None:
         loss.append(torch.from_numpy(case.dlse).to(torch_dtype(case.dtype)).to(device))
-    return PlainGradients(*map(_wide, torch.autograd.grad(outputs[: len(loss)], inputs, loss)))
-
-
-def _inputs(case: Case, device: str) -> list[Any]:
-    return [place(x, case.dtype, "contiguous", device) for x in (case.q, case.k, case.v)]
+    found = torch.autograd.grad(outputs[: len(loss)], inputs, loss)
+    return Plain(*map(_wide, outputs)), PlainGradients(*map(_wide, found))
 
 
 def _formula(case: Case, q: Any, k: Any, v: Any) -> tuple[Any, Any]:

@@ -120,7 +120,8 @@ def test_a_package_is_certified_on_every_path(small_package, tmp_path):
     for path in record.paths.values():
         assert sum(path.cases.values()) == 30
         for output in path.outputs.values():
-            assert set(output.judges) == {"spec", "mpmath", "float64", "balls"} and 0 < output.worst <= 1
+            assert set(output.judges) - {"end_to_end"} == {"spec", "mpmath", "float64", "balls"}
+            assert 0 < output.worst <= 1
     file = certificate.write(folder, "cpu", record.describe(devices.Cpu().describe()))
     stated = json.loads(file.read_text())
     assert stated["digest"] == packages.plan(folder)["digest"] and stated["devices"]["cpu"]["holds"]

@@ -50,7 +50,7 @@ import numpy as np
 
 from verify.arithmetic import ArithmeticModel, Sum, gamma
 from verify.bounds.backward_model import BackwardModel
-from verify.bounds.output import HUGE, INFLATE, forward
+from verify.bounds.output import HUGE, INFLATE, ForwardBound, forward
 from verify.bounds.weights import subnormal_part
 from verify.formats import FORMATS
 from verify.oracle.backward_reference import Given, Problem
@@ -88,8 +88,8 @@ def backward(
     br: int,
     bc: int,
     heads: int = 1,
-    forward_model: ArithmeticModel | None = None,
     forward_bc: int | None = None,
+    read: ForwardBound | None = None,
 ) -> BackwardBound:
     """Bound of one head, or of the query heads of one K/V head (`oracle.backward_reference.stack_group`).
 
@@ -100,7 +100,8 @@ def backward(
         given: (o, lse) that the kernel read, for the stage-wise bound; None for the end-to-end bound.
         br, bc: rows and keys per tile of the backward kernel; tiles start at multiples of them in each head.
         heads: q and do hold this many query heads, stacked.
-        forward_model, forward_bc: of the forward kernel, for the end-to-end bound; None if they are model.path and bc.
+        forward_bc: keys per tile of the forward kernel, for the end-to-end bound; None if it is bc.
+        read: the bound of that kernel's O and LSE, if its arithmetic is not model.path's or the bound is known already.
     Raises:
         ValueError: shapes disagree, an input that matters is not finite, or Nq is not a multiple of heads.
     Error: never below the true bound by more than float64 rounding; INFLATE covers it, and TINY its underflow.
@@ -109,8 +110,9 @@ def backward(
     if heads < 1 or len(x.q) % heads:
         raise ValueError(f"{len(x.q)} rows are not {heads} query heads of equal length")
     if x.given is None:
-        read = forward_model or model.path
-        f = forward(x.q, x.k, x.v, scale=scale, visible=x.visible, model=read, bc=forward_bc or bc, failure=None)
+        f = read or forward(
+            x.q, x.k, x.v, scale=scale, visible=x.visible, model=model.path, bc=forward_bc or bc, failure=None
+        )
         spread = f.o, f.lse
     else:
         spread = np.zeros_like(x.do), np.zeros(len(x.q))
