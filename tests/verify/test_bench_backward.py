@@ -18,6 +18,7 @@ from verify import (
     bench_gradients,
     bench_grid,
     bench_options,
+    bench_plot,
     bench_table,
     peers,
     report,
@@ -220,6 +221,33 @@ def test_the_deterministic_form_stands_beside_the_default_one_and_without_peers(
     means = bench_table.summary([default, equal_bits])["ours"]
     assert means["bf16 bhnd gqa=1"]["good"]["geometric_mean"] == 1.0
     assert list(means["bf16 bhnd gqa=1 deterministic"]) == ["plain"]
+
+
+def test_the_result_file_its_table_and_its_report_are_of_the_backward_pass(monkeypatch):
+    monkeypatch.setattr(bench_grid, "_digest", lambda attn: "0" * 64)
+    monkeypatch.setattr(bench_grid.packages, "part", lambda attn, name: SimpleNamespace(NAME="attn_d32"))
+    grid = Grid(tokens=128, columns=128, lengths=(64,), masks=("causal",), backward=True)
+    attn = torch_package()
+    timings = group(attn, {"fa2": torch_peer("fa2")}, grid.shapes([(32, 32)])[0])
+    header = {
+        "gpu": {"model": "a card", "driver": "1", "cuda": "13.0"}, "versions": {"torch": "2.11"}, "date": "2026-01-02",
+        "command": "python -m verify bench", "load": [0.0],
+    }  # fmt: skip
+    stated = bench_grid.figures(
+        grid, timings, {(32, 32): {"ours": attn}}, absent={"flex": "its backward pass is not timed"}, header=header,
+        built={},
+    )  # fmt: skip
+    assert stated["kind"] == "speed_backward" and stated["holds"]
+    assert stated["summary"]["ours"]["bf16 bhnd gqa=1"]["fa2"]["cells"] == 1
+    head, (default, equal_bits) = bench_table.rows(stated)
+    plain = head.index("vs plain")
+    assert default[plain] == "-" and equal_bits[plain] == "1.00±0.00"
+    assert equal_bits[head.index("form")] == "bf16 bhnd 1 deterministic" and equal_bits[head.index("vs fa2")] == "-"
+    assert bench_table.table(stated).title.startswith("speed of the backward pass on a card")
+    lines = bench_plot.series(stated, 32, 32, True)
+    assert {name: len(points) for name, points in lines.items()} == {"ours": 1, "fa2": 1}
+    text = report.markdown("speed_backward cuda", [{"file": "speed.json", **stated}])
+    assert "bf16 bhnd 1 deterministic" in text and "/ plain 1.000" in text
 
 
 def test_a_deterministic_form_is_compared_with_the_same_form():
