@@ -39,7 +39,8 @@ def backward(*, target: str, d: int, dv: int, br: int, bc: int, itemsize: int) -
 
     target: on "cpu" the loop over rows is the outer one: dK and dV are summed in slow memory, once per row tile. On
         every other target the loop over keys is, as listed: dQ is. Sums are float32 (float64 beside float64); where
-        that is wider than the gradient, a last pass converts them.
+        that is wider than the gradient, a last pass converts them. What the mma.sync kernels move beyond that is in
+        `spec.io_backward`, to the byte.
     br, bc: rows of a tile of Q, keys of a tile of K and V. itemsize: bytes of an element of Q, K, V, O, dO and of
         the gradients.
     """

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 import shutil
 from dataclasses import replace
 
 import pytest
 
+from codegen import formulas
 from spec.io_backward import GRADIENTS, Form
 from spec.io_kernels import Bytes
 from verify import io, io_backward, io_calls, packages, report
@@ -76,6 +78,17 @@ def test_a_kernel_that_skips_no_tile_of_rows_is_caught(kernel_of, tmp_path):
     found = io_backward.row(replace(kernel, folder=broken), problem, "default", Form())
     told = [text.split(" bytes of ")[1].split(",")[0] for text in found["differences"]]
     assert told == ["rows read", "sums read", "sums written"] * len(kernel.dtypes)
+
+
+def test_the_formula_in_plan_json_is_the_papers_and_the_kernels_own_terms_are_what_is_missing(kernel_of):
+    kernel = kernel_of("d=32")
+    tile = kernel.traffic
+    (row, *_) = packages.plan(kernel.folder)["backward"]
+    n = 4 * math.lcm(tile.br, tile.bc)  # whole tiles
+    stated = formulas.evaluate(row["formulas"]["slow_memory_bytes"], {"Nq": n, "Nk": n})
+    whole = kernel.formula(io_calls.call(Problem("", n, n), d=32, dv=32), Form())
+    # `prepare` reads LSE and writes it beside D; `finish_dq` reads a statistic per thread that holds a part of a row.
+    assert whole.total - stated == n * (4 + 4) + n * 4 * 4 * tile.dq_column_warps
 
 
 def test_packages_without_backward_kernels_have_no_backward_rows(small_package):
