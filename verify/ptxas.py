@@ -30,7 +30,8 @@ from codegen import problem, render
 from codegen.errors import RequestError, ToolError
 from codegen.plans import registers_sm80, sm80
 from codegen.plans.sm80 import Sm80Plan
-from verify import machine, packages, ptxas_output
+from codegen.plans.sm80_backward import Sm80BackwardPlan
+from verify import machine, packages, ptxas_backward, ptxas_output
 from verify.progress import Step, silent
 from verify.ptxas_output import Kernel, Limits
 
@@ -128,7 +129,9 @@ def units_of(folder: Path) -> list[Unit]:
     found = []
     for path in sorted(p for p in plan["files"] if p.endswith(".cu")):
         unit = Path(path).stem.split("_", 1)[-1]
-        rows = [variant for variant in plan["variants"] if variant.get("unit", variant["target"]) == unit]
+        backward = ptxas_backward.is_backward(Path(path))
+        kernels = plan.get("backward", ()) if backward else plan["variants"]
+        rows = [variant for variant in kernels if variant.get("unit", variant["target"]) == unit]
         if not rows:
             raise RequestError(f"{folder.name}/{path}: plan.json has no variant for target {unit!r}")
         target, tile = rows[0]["target"], rows[0]["plan"]
@@ -136,12 +139,12 @@ def units_of(folder: Path) -> list[Unit]:
             name=f"{folder.name}/{Path(path).name}",
             source=folder / path,
             archs=ARCHS.get(target, (target.replace("sm", "sm_"),)),
-            limits=Limits(
+            limits=ptxas_backward.limits(tile, plan["request"]["d"], plan["request"]["dv"]) if backward else Limits(
                 threads=tile["threads"],
                 shared_bytes=max(row["fast_memory_bytes"] for row in rows),
                 plan=f"{tile['br']} x {tile['bc']}, d={plan['request']['d']}, dv={plan['request']['dv']}",
             ),
-            least_kernels=len({row["dtype"] for row in rows}),
+            least_kernels=len({row["dtype"] for row in rows}) * (ptxas_backward.KERNELS if backward else 1),
         ))  # fmt: skip
     if not found:
         raise RequestError(f"{folder.name} has no CUDA unit", "name a package with --arch sm80")
@@ -193,6 +196,21 @@ def write_plan(folder: Path, plan: Sm80Plan, dtypes: Sequence[str] = ("bf16",), 
     )
 
 
+def write_backward_plan(
+    folder: Path, plan: Sm80BackwardPlan, dtypes: Sequence[str] = ("bf16",), *, debug: bool = False
+) -> Unit:
+    """The same for the backward unit."""
+    tile = ptxas_backward.limits(plan.as_dict(), plan.keys.d, plan.keys.dv)
+    return Unit(
+        name=f"backward {tile.plan}",
+        source=ptxas_backward.write(folder, plan, dtypes, debug=debug),
+        archs=ARCHS["sm80"],
+        limits=tile,
+        least_kernels=ptxas_backward.KERNELS * len(dtypes),
+        launched=False,
+    )
+
+
 def check(unit: Unit, use: Tools) -> Verdict:
     """Compile one unit for its architectures and judge what is said of it.
 
@@ -225,7 +243,8 @@ def judge(unit: Unit, said: str, sass: str) -> Verdict:
     made = Verdict(unit, ptxas_output.kernels(said, unit.limits))
     made.findings += ptxas_output.messages(said)
     must_fit = unit.archs[:1] if unit.launched else ()
-    made.findings += ptxas_output.shared_memory(unit.source.read_text(), unit.limits, must_fit)
+    reader = ptxas_backward if ptxas_backward.is_backward(unit.source) else ptxas_output
+    made.findings += reader.shared_memory(unit.source.read_text(), unit.limits, must_fit)
     counts = ptxas_output.instructions(sass)
     names = ptxas_output.readable([kernel.name for kernel in made.kernels])
     for kernel in made.kernels:

@@ -1,7 +1,12 @@
 """Which tiles of the mma.sync backward kernels hold in registers: a rule fitted to ptxas.
 
-A thread keeps dK, dV, S^T and dP^T (later dQ in place of the last two) in float32: `accumulators` of the 255 registers
-that exist, and in `query_tiles` dQ, S and dP. The rest holds operands on their way to the matrix unit, and addresses.
+A thread keeps dK, dV, S^T and dP^T (later a part of dQ in place of the last two) in float32: `accumulators` of the 255
+registers that exist; in `query_tiles` dQ, S and dP. The rest holds operands on their way to the matrix unit, and
+addresses. The more k16 steps of S^T and dP^T are unrolled, the more operands ptxas fetches early; so the largest tiles
+unroll two and not four, but for those that were compiled one by one.
+
+Fitted with ptxas 13.0.88 for sm_80 and sm_90: tests/sm80/sweep_backward_registers.py compiles what the planner takes
+over widths and budgets; `registers_sm80_backward.json` is what it found. No accepted tile spills there.
 """
 
 from __future__ import annotations
@@ -9,20 +14,51 @@ from __future__ import annotations
 from typing import Protocol
 
 PER_THREAD = 255
-MOST_KEYS = 192
-MOST_QUERY = 160
+MOST_KEYS = 192  # accumulators of key_tiles; where a warp has all rows of its keys,
+MOST_KEYS_OF_ALL_ROWS = 160  # P and dS of twice as many rows are operands at the same time
+MOST_QUERY = 192  # and of query_tiles
+FEW = 160  # up to here four steps are unrolled, beyond it two
+
+# (d, dv, Br, Bc), padded widths: larger tiles that hold with four steps.
+FOUR_STEPS = {(128, 128, 64, 128)}
 
 
-class Tile(Protocol):
+class KeyTile(Protocol):
+    @property
+    def d_padded(self) -> int: ...
+    @property
+    def dv_padded(self) -> int: ...
+    @property
+    def br(self) -> int: ...
+    @property
+    def bc(self) -> int: ...
+    @property
+    def row_warps(self) -> int: ...
     @property
     def accumulators(self) -> int: ...
 
 
-def holds_keys(tile: Tile) -> bool:
+class QueryTile(Protocol):
+    @property
+    def accumulators(self) -> int: ...
+
+
+def most_keys(tile: KeyTile) -> int:
+    """The most accumulators of a tile of `key_tiles`, spread like this one, that hold."""
+    return MOST_KEYS_OF_ALL_ROWS if tile.row_warps == 1 else MOST_KEYS
+
+
+def holds_keys(tile: KeyTile) -> bool:
     """Whether a tile of `key_tiles` holds."""
-    return tile.accumulators <= MOST_KEYS
+    return tile.accumulators <= most_keys(tile)
 
 
-def holds_query(tile: Tile) -> bool:
+def holds_query(tile: QueryTile) -> bool:
     """Whether a tile of `query_tiles` holds."""
     return tile.accumulators <= MOST_QUERY
+
+
+def steps_at_once(tile: KeyTile) -> int:
+    """k16 steps of S^T and dP^T to unroll."""
+    few = tile.accumulators <= FEW or (tile.d_padded, tile.dv_padded, tile.br, tile.bc) in FOUR_STEPS
+    return 4 if few else 2

@@ -15,7 +15,7 @@ cheapest is taken. --br and --bc are the forward kernel's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -31,6 +31,7 @@ from spec import tile_rule
 ARITHMETIC = "mma_sm80"
 ROWS, KEYS = (16, 32, 64, 128), (16, 32, 48, 64, 96, 128)
 WARPS = (8, 4, 2, 1)
+FEW_WARPS = 4  # blocks of fewer read Q and dO too often: only where nothing else fits
 ENOUGH_DQ = 32  # accumulators of dQ that need no second pass
 STATISTICS_BYTES = 8  # LSE log2 e and D of a row
 MOST_REJECTIONS = 4
@@ -38,6 +39,7 @@ MOST_REJECTIONS = 4
 # Clocks of a multiprocessor: an m16n8k16, an ldmatrix.x4, 128 bytes of shared memory, a barrier with what waits behind
 # it. An A100's data sheet (1024 multiply-adds per clock, 128 bytes); the barrier is a guess.
 PRODUCT, FETCH, LINE_BYTES, BARRIER = 2, 4, 128, 60
+LOADED_BYTES = 28  # per clock, from L2: 5.5 TB/s over the 132 multiprocessors of an H200 at 1.5 GHz
 REDUCED_BYTES = 20  # per clock, of dQ added to L2: 30 GB/s at 1.5 GHz, as flash-attention's authors measured on an H200
 BUSY_WARPS = 8  # fewer than these do not fill a multiprocessor
 
@@ -128,7 +130,7 @@ class KeyTiles(Widths):
 
     @property
     def dq_passes(self) -> int:
-        """In how many passes over the keys a warp makes its columns of dQ: so that they take the place of S^T and dP^T."""
+        """In how many passes over the keys a warp makes its dQ: its columns then take the place of S^T and dP^T."""
         room = max(self.key_tiles * self.rows, ENOUGH_DQ) // (8 * self.dq_row_tiles)
         return _share(_share(_blocks(self.d_padded), self.dq_column_warps), max(1, room))
 
@@ -140,6 +142,16 @@ class KeyTiles(Widths):
     @property
     def dq_column_warps(self) -> int:
         return self.dq_grid[1]
+
+    @property
+    def tile_sums(self) -> int:
+        """Float32 of one tile of dQ in memory."""
+        return self.threads * self.dq_passes * self.dq_columns * self.dq_row_tiles * 8
+
+    @property
+    def steps_at_once(self) -> int:
+        """Unrolled k16 steps of S^T and dP^T."""
+        return registers.steps_at_once(self)
 
     @property
     def is_whole(self) -> bool:
@@ -197,11 +209,12 @@ class KeyTiles(Widths):
         products += 2 * tiles * columns_q * _blocks(self.bc)
         fetches = (keys + rows) * (d + dv) + steps * (columns_d + columns_v) + 2 * keys * of_others
         fetches += (self.dq_passes * tiles + columns_q) * _blocks(self.bc)
-        shared = ITEMSIZE * self.br * ((2 if self.row_warps > 1 else 1) * self.bc + self.d_padded + self.dv_padded)
+        loaded = self.q_bytes + self.do_bytes
+        shared = loaded + ITEMSIZE * self.br * self.bc * (2 if self.row_warps > 1 else 1)
         times = (
             self.warps * PRODUCT * products,
             self.warps * FETCH * fetches + shared / LINE_BYTES,
-            4 * self.br * self.d_padded / REDUCED_BYTES,
+            loaded / LOADED_BYTES + 4 * self.br * self.d_padded / REDUCED_BYTES,
         )
         waits = BARRIER * (2 if self.stages > 1 else 4)
         return _per_pair(times, waits, self.br * self.bc, self.warps, self.bytes, smem_per_sm_bytes)
@@ -256,8 +269,9 @@ class QueryTiles(Widths):
         d, dv, keys = _blocks(self.d_padded), _blocks(self.dv_padded), _blocks(self.bc)
         products = 2 * self.row_tiles * keys * (2 * d + dv)
         fetches = (self.row_tiles + keys) * (d + dv) + keys * d
-        loads = ITEMSIZE * self.bc * (self.d_padded + self.dv_padded)
-        times = self.warps * PRODUCT * products, self.warps * FETCH * fetches + loads / LINE_BYTES
+        loaded = self.k_bytes + self.v_bytes
+        shared = self.warps * FETCH * fetches + loaded / LINE_BYTES
+        times = self.warps * PRODUCT * products, shared, loaded / LOADED_BYTES
         waits = BARRIER * (1 if self.stages > 1 else 3)
         return _per_pair(times, waits, self.br * self.bc, self.warps, self.bytes, smem_per_sm_bytes)
 
@@ -289,8 +303,8 @@ class Sm80BackwardPlan:
     @property
     def memory(self) -> tuple[MemoryPart, ...]:
         """Of the kernel that takes more."""
-        larger = max((self.keys, self.query), key=lambda kernel: kernel.bytes)
-        return tuple(MemoryPart(name=region.name, bytes=region.bytes) for region in larger.layout)
+        regions = self.keys.layout if self.keys.bytes >= self.query.bytes else self.query.layout
+        return tuple(MemoryPart(name=region.name, bytes=region.bytes) for region in regions)
 
     @property
     def fast_memory_bytes(self) -> int:
@@ -311,6 +325,7 @@ class Sm80BackwardPlan:
             "dq_rows_per_warp": GRANULE * keys.dq_row_tiles,
             "dq_column_warps": keys.dq_column_warps,
             "dq_passes": keys.dq_passes,
+            "tile_sums": keys.tile_sums,
             "accumulator_registers": keys.accumulators,
             "registers": registers.PER_THREAD,
             "query_br": query.br,
@@ -348,9 +363,12 @@ def _query_candidates(d: int, dv: int) -> Iterator[QueryTiles]:
 
 @lru_cache(maxsize=64)
 def _ranked(d: int, dv: int, smem_per_sm_bytes: int) -> tuple[tuple[KeyTiles, ...], tuple[QueryTiles, ...]]:
-    """Every tile of both kernels, the cheapest first."""
-    keys = sorted(_key_candidates(d, dv), key=lambda tile: tile.clocks(smem_per_sm_bytes))
-    query = sorted(_query_candidates(d, dv), key=lambda tile: tile.clocks(smem_per_sm_bytes))
+    """Every tile of both kernels, the cheapest first, those of few warps behind all others."""
+
+    def cost(tile: KeyTiles | QueryTiles) -> tuple[bool, float]:
+        return tile.warps < FEW_WARPS, tile.clocks(smem_per_sm_bytes)
+
+    keys, query = sorted(_key_candidates(d, dv), key=cost), sorted(_query_candidates(d, dv), key=cost)
     return tuple(keys), tuple(query)
 
 
@@ -372,23 +390,22 @@ def plan_backward(
         if len(rejected) < MOST_REJECTIONS:
             rejected.setdefault((tile.br, tile.bc), Rejection(br=tile.br, bc=tile.bc, why=why))
     else:
-        raise _nothing_fits(problem, limit, all_keys)
+        raise _nothing_fits(problem, limit, [tile for tile in all_keys if registers.holds_keys(tile)])
     query = next((tile for tile in all_query if _why_not_query(tile, limit) is None), None)
     if query is None:
-        raise _nothing_fits(problem, limit, all_query)
+        raise _nothing_fits(problem, limit, [tile for tile in all_query if registers.holds_query(tile)])
     paper = tile_rule.rule(tile_rule.elements(problem.sram_bytes, ITEMSIZE), problem.d, problem.dv)
-    changes = ()
+    changes: tuple[Change, ...] = ()
     if (paper.br, paper.bc) != (tile.br, tile.bc):
         why = "the cheapest tile by matrix and shared-memory clocks whose dK and dV stay in registers"
         changes = (Change(what=f"Br x Bc {paper.br} x {paper.bc} -> {tile.br} x {tile.bc}", why=why),)
-    chosen = rejected.pop((tile.br, tile.bc), None)  # the same tile, spread otherwise
-    del chosen
+    rejected.pop((tile.br, tile.bc), None)  # the same tile, spread over the warps in another way
     return Sm80BackwardPlan(keys=tile, query=query), changes, tuple(rejected.values())
 
 
 def _why_not(tile: KeyTiles, limit: int) -> str | None:
     if not registers.holds_keys(tile):
-        most = registers.MOST_KEYS
+        most = registers.most_keys(tile)
         return f"spills: dK, dV, S and dP take {tile.accumulators} of a thread's registers (limit {most})"
     return None if tile.bytes <= limit else f"needs {tile.bytes:,} bytes of {limit:,}"
 
@@ -399,7 +416,7 @@ def _why_not_query(tile: QueryTiles, limit: int) -> str | None:
     return None if tile.bytes <= limit else f"needs {tile.bytes:,} bytes of {limit:,}"
 
 
-def _nothing_fits(problem: Problem, limit: int, tiles: tuple[KeyTiles, ...] | tuple[QueryTiles, ...]) -> PlanError:
+def _nothing_fits(problem: Problem, limit: int, tiles: Sequence[KeyTiles | QueryTiles]) -> PlanError:
     smallest = min(tiles, key=lambda tile: tile.bytes)
     parts = ", ".join(f"{region.name} {region.bytes:,}" for region in smallest.layout)
     widths = f"d={problem.d}" + (f", dv={problem.dv}" if problem.dv != problem.d else "")

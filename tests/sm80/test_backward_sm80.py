@@ -1,4 +1,4 @@
-"""The emitted mma.sync backward kernels on the emulator: no finding in three schedules, gradients within their bound."""
+"""The emitted mma.sync backward kernels on the emulator: no finding in three schedules, within their bound."""
 
 import pytest
 

@@ -1,0 +1,76 @@
+"""Compiles what the backward planner takes over widths and budgets: the evidence behind `registers_sm80_backward.py`.
+
+    python tests/sm80/sweep_backward_registers.py --out codegen/plans/registers_sm80_backward.json
+
+Every padded width d = dv with every budget of BUDGETS_KB on a card that has it, then widths that differ. Takes about
+8 s per plan and core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from codegen import problem
+from codegen.errors import PlanError
+from codegen.plans import sm80_backward
+from codegen.plans.sm80_backward import Sm80BackwardPlan
+from verify import ptxas
+
+BUDGETS_KB = (("sm80", 163), ("sm90", 227), ("sm86", 99), ("sm80", 64))
+MIXED = ((128, 64), (64, 128), (192, 128), (256, 64), (64, 256), (16, 256), (256, 16), (96, 80))
+ARCHS = ptxas.ARCHS["sm80"]
+FIELDS = ("d", "dv", "keys", "query", "accumulators", "query_accumulators", *(f"spilled_{a}" for a in ARCHS),
+          *(f"registers_{a}" for a in ARCHS))  # fmt: skip
+
+
+def plans() -> Iterator[Sm80BackwardPlan]:
+    for arch, kb in BUDGETS_KB:
+        for d, dv in (*((d, d) for d in range(256, 0, -16)), *MIXED):
+            try:
+                asked = problem.make(sram_bytes=kb * 1024, d=d, dv=dv, archs=(arch,))
+                yield sm80_backward.plan_backward(asked, "bf16", arch)[0]
+            except PlanError:
+                continue
+
+
+def compiled(plan: Sm80BackwardPlan) -> list[object]:
+    """One row of the table: the worst of the unit's kernels."""
+    with tempfile.TemporaryDirectory() as folder:
+        verdict = ptxas.check(ptxas.write_backward_plan(Path(folder), plan), ptxas.tools())
+    worst = {arch: [k for k in verdict.kernels if k.arch == arch] for arch in ARCHS}
+    spilled = [max(k.stack_bytes + k.spill_store_bytes + k.spill_load_bytes for k in worst[arch]) for arch in ARCHS]
+    keys, query = plan.keys, plan.query
+    row = [
+        keys.d, keys.dv, f"{keys.br}x{keys.bc} warps={keys.warps}/{keys.row_warps} stages={keys.stages}",
+        f"{query.br}x{query.bc} warps={query.warps} stages={query.stages}", keys.accumulators, query.accumulators,
+        *spilled, *(max(k.registers for k in worst[arch]) for arch in ARCHS),
+    ]  # fmt: skip
+    print(*row, *verdict.all_findings, flush=True)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    asked = parser.parse_args()
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        rows = list(pool.map(compiled, dict.fromkeys(plans())))
+    head = {"ptxas": ptxas.tools().version, "machine": platform.machine(), "fields": list(FIELDS)}
+    lines = ",\n".join("  " + json.dumps(row) for row in rows)
+    asked.out.write_text(json.dumps(head)[:-1] + ', "rows": [\n' + lines + "\n]}\n")
+    print(f"{len(rows)} plans, {sum(bool(row[6] or row[7]) for row in rows)} spill")
+
+
+if __name__ == "__main__":
+    main()
