@@ -7,6 +7,7 @@
 
 #include <cstring>
 
+#include "backward.h"
 #include "forward.h"
 
 namespace {
@@ -15,6 +16,8 @@ int capability = 90, answer = cudaSuccess, calls = 0;
 const char* unit = "";
 ForwardArgs seen = {};
 const void* seen_scratch = nullptr;
+BackwardArgs seen_backward = {};
+int backward_calls = 0;
 
 int note(const char* name, const ForwardArgs* args, const void* scratch, int code) {
   unit = name;
@@ -42,6 +45,9 @@ VISIBLE int fake_calls() { return calls; }
 VISIBLE const void* fake_scratch() { return seen_scratch; }
 VISIBLE void fake_args(ForwardArgs* to) { std::memcpy(to, &seen, sizeof seen); }
 
+VISIBLE int fake_backward_calls() { return backward_calls; }
+VISIBLE void fake_backward_args(BackwardArgs* to) { std::memcpy(to, &seen_backward, sizeof seen_backward); }
+
 // ---- Kernels
 
 extern "C" int attention_forward_sm80(const ForwardArgs* args, int, void*) { return note("sm80", args, nullptr, 0); }
@@ -52,6 +58,15 @@ extern "C" int attention_forward_sm80(const ForwardArgs* args, int, void*) { ret
 EXACT(sm90a_0)
 EXACT(sm90a_1)
 EXACT(sm90a_2)
+
+extern "C" int64_t attention_backward_sm80_scratch(const BackwardArgs*, int) { return 512; }
+extern "C" int attention_backward_sm80(const BackwardArgs* args, int, void* scratch, void*) {
+  std::memset(scratch, 0, 512);
+  seen_backward = *args;
+  seen_scratch = scratch;
+  ++backward_calls;
+  return answer;
+}
 
 // ---- CUDA and torch
 

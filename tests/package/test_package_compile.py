@@ -126,9 +126,27 @@ def test_sizes_and_options_of_any_integer_type_build_once(attn, cache):
 
 
 @pytest.mark.field("R121")
-def test_autocast_does_not_reach_the_op(attn):
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast_casts_floating_inputs_as_sdpa_does(attn, compiled):
+    """To its dtype, whatever mixture of float32 and 16-bit they are; float64 stays. Gradients are the inputs' own."""
+    torch._dynamo.reset()
+    call = torch.compile(attn.attention, fullgraph=True) if compiled else attn.attention
     q, k, v = inputs()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert attn.attention(q, k, v).dtype == torch.float32
-        with pytest.raises(ValueError, match="got q float32, k float32, v bfloat16"):
-            attn.attention(q, k, torch.nn.functional.linear(v, torch.eye(D)))
+    for dtype in (torch.bfloat16, torch.float16):
+        want = attn.attention(q.to(dtype), k.to(dtype), v.to(dtype), causal=True)
+        with torch.autocast("cpu", dtype=dtype):
+            leaves = [q.clone().requires_grad_(), k.clone().requires_grad_(), v.to(dtype).requires_grad_()]
+            got = call(*leaves, causal=True)
+            assert torch.equal(got, want) and got.dtype == dtype
+            assert torch.nn.functional.scaled_dot_product_attention(q, q, q.to(dtype)).dtype == dtype
+            assert call(q.double(), k.double(), v.double()).dtype == torch.float64
+            with torch.autocast("cpu", enabled=False):
+                assert call(q, k, v).dtype == torch.float32
+        assert [g.dtype for g in torch.autograd.grad(got.sum(), leaves)] == [torch.float32, torch.float32, dtype]
+
+
+def test_autocast_says_what_it_leaves_as_it_is(attn):
+    q, k, v = inputs()
+    want = r"got q float64, k bfloat16, v bfloat16 \(autocast leaves float64 as it is: cast them\)"
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(ValueError, match=want):
+        attn.attention(q.double(), k, v)

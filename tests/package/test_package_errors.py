@@ -105,6 +105,48 @@ def test_bad_requests_are_refused_before_anything_is_built(packages, tmp_path, m
     assert not (tmp_path / "cache").exists()
 
 
+def unlike(name, shape, got, dtype="float32", got_dtype="float32"):
+    return f"{name} must be {dtype} of shape {shape} on cpu for these q, k and v; got {got_dtype} of shape {got} on cpu"
+
+
+LSE = (2, 4, 5)
+# name -> (what differs from a good backward call, the sentence)
+BAD_RESULTS = {
+    "shape of dout": ({"dout": t(2, 4, 7, D)}, unlike("dout", Q, (2, 4, 7, D))),
+    "rank of dout": ({"dout": t(4, 5, D)}, unlike("dout", Q, (4, 5, D))),
+    "dtype of dout": ({"dout": t(*Q, dtype=torch.float16)}, unlike("dout", Q, Q, got_dtype="float16")),
+    "dlse": ({"dlse": t(2, 4)}, unlike("dlse", LSE, (2, 4))),
+    "o": ({"o": t(*KV)}, unlike("o", Q, KV)),
+    "lse": ({"lse": t(*LSE, dtype=torch.float64)}, unlike("lse", LSE, LSE, got_dtype="float64")),
+    "width of v": ({"v": t(2, 2, 7, 8)}, "this package is made for dv=16; v has dv=8"),
+    "scale": ({"scale": -1.0}, "scale must be a number from 1.17549e-38 to 1.70141e+38; got -1"),
+    "causal": ({"causal": 3}, "causal must be 0 (none), 1 (bottom_right) or 2 (top_left); got 3"),
+    "lengths": ({"key_lengths": t(2)}, "key_lengths must be int32 or int64; got float32"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_RESULTS)
+def test_the_backward_op_has_one_sentence_for_each_rule_too(attn, name):
+    changed, want = BAD_RESULTS[name]
+    call = {"dout": t(*Q), "dlse": None, "q": t(*Q), "k": t(*KV), "v": t(*KV), "o": t(*Q), "lse": t(*LSE),
+            "key_lengths": None, "scale": 0.25, "causal": 0, "wanted": [True] * 3, "deterministic": False}  # fmt: skip
+    backward = getattr(torch.ops, attn.op.NAMESPACE).backward.default
+    assert [x.shape for x in backward(*call.values())] == [Q, KV, KV]
+    call |= changed
+    assert sentence(lambda: backward(*call.values())) == want
+    with FakeTensorMode() as mode:
+        fake = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in call.values()]
+        assert sentence(lambda: backward(*fake)) == want
+
+
+def test_the_backward_op_looks_at_lengths_on_the_cpu(attn):
+    backward = getattr(torch.ops, attn.op.NAMESPACE).backward.default
+    for values, want in VALUES.values():
+        lengths = torch.tensor(values)
+        args = (t(*Q), None, t(*Q), t(*KV), t(*KV), t(*Q), t(*LSE), lengths, 0.25, 0, [True] * 3, False)
+        assert sentence(lambda args=args: backward(*args)) == want
+
+
 @pytest.mark.field("R109")
 def test_mixed_devices_are_named(attn, forward):
     q, k, meta = t(*Q), t(*KV), t(*KV, device="meta")

@@ -159,3 +159,58 @@ def test_the_default_scale_is_one_over_sqrt_d(attn):
     x = random(1, 1, 5, D)
     assert torch.equal(attn.attention(x, x, x), attn.attention(x, x, x, scale=0.25))
     assert not torch.equal(attn.attention(x, x, x), attn.attention(x, x, x, scale=0.5))
+
+
+def backward_of(attn, q, k, v, o, lse, dout, dlse, causal=0):
+    op = getattr(torch.ops, attn.op.NAMESPACE).backward
+    return op(dout, dlse, q, k, v, o, lse, None, 0.25, causal, [True, True, True], False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_backward_op_takes_any_strides_of_every_tensor(attn, dtype):
+    """The bits of contiguous copies, for dO with any last stride, with stride 0, and for a strided LSE."""
+    q, k, v = (random(2, h, n, D, dtype=dtype, seed=h * n) for h, n in ((4, 5), (2, 7), (2, 7)))
+    o, lse = attn.attention(q, k, v, scale=0.25, causal=True, return_lse=True)
+    dout, dlse = random(2, 4, 5, D, dtype=dtype, seed=3), random(2, 4, 5, seed=4).to(lse.dtype)
+    want = backward_of(attn, q, k, v, o, lse, dout, dlse, causal=1)
+
+    def scattered(x):
+        wide = torch.full((*x.shape[:2], 2 * x.shape[2], x.shape[3] + 1), torch.nan, dtype=x.dtype)
+        wide[:, :, ::2, 1:] = x
+        return wide[:, :, ::2, 1:]
+
+    heads_last = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v, o)]
+    turned = [x.mT.contiguous().mT for x in (lse, dout, dlse)]
+    for changed in (
+        backward_of(attn, *heads_last, *turned, causal=1),
+        backward_of(attn, *map(scattered, (q, k, v, o)), lse, scattered(dout), dlse, causal=1),
+    ):
+        assert all(torch.equal(a, b) and b.is_contiguous() for a, b in zip(want, changed, strict=True))
+    for few in (dout[:1, :1, :1, :1], dout[:, :, :1], dout[..., :1]):
+        spread = few.expand(dout.shape)
+        got = backward_of(attn, q, k, v, o, lse, spread, None, causal=1)
+        again = backward_of(attn, q, k, v, o, lse, spread.contiguous(), torch.zeros_like(lse), causal=1)
+        assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
+
+
+@pytest.mark.field("R056", "R057", "R058")
+@pytest.mark.parametrize("b, hq, hkv, nq, nk", [(0, 2, 1, 3, 4), (2, 0, 0, 3, 4), (2, 0, 3, 3, 4), (2, 2, 2, 0, 4),
+                                                (0, 0, 0, 2, 0), (1, 2, 1, 3, 0), (0, 1, 1, 7, 0)])  # fmt: skip
+def test_gradients_of_empty_problems_are_zero(attn, b, hq, hkv, nq, nk):
+    leaves = [torch.ones(b, h, n, D, requires_grad=True) for h, n in ((hq, nq), (hkv, nk), (hkv, nk))]
+    got = torch.autograd.grad(attn.attention(*leaves).sum(), leaves)
+    assert [g.shape for g in got] == [x.shape for x in leaves] and not any(g.any() for g in got)
+
+
+def test_threads_share_the_work_of_the_gradients(attn):
+    x = random(2, 4, 64, D)
+    o, lse = attn.attention(x, x, x, scale=0.25, return_lse=True)
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            results.append(backward_of(attn, x, x, x, o, lse, o, lse))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))

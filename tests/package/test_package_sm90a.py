@@ -44,7 +44,7 @@ def test_the_package_carries_the_companion_and_one_file_per_unit(hopper):
     assert len(set(keys)) == len(keys) == 2 + 2 * 3
     assert keys[2] == ("sm90a", "bf16", "full", "short")
     units = sorted(p.stem for p in (folder_of(hopper) / "csrc").glob("*.cu"))
-    assert units == ["forward_sm80", "forward_sm90a_0", "forward_sm90a_1", "forward_sm90a_2"]
+    assert units == ["backward_sm80", "forward_sm80", "forward_sm90a_0", "forward_sm90a_1", "forward_sm90a_2"]
 
 
 def test_variants_are_the_rows_of_plan_json(hopper):
@@ -69,16 +69,18 @@ def toolkit(hopper, monkeypatch):
 
 
 def codes(recipe, capabilities):
-    """Unit -> what its nvcc generates code for; and the macros of the binding."""
+    """Forward unit -> what its nvcc generates code for; and the macros of the binding."""
     steps = recipe.cuda(capabilities).steps
     units = {
-        word.removeprefix("{csrc}/forward_").removesuffix(".cu"): [w for w in step if "generate-code" in w]
+        word.removeprefix("{csrc}/").removesuffix(".cu"): [w for w in step if "generate-code" in w]
         for step in steps
         for word in step
         if word.endswith(".cu")
     }
     linked = [word for word in steps[-1] if word.endswith(".o")]
-    assert linked == ["binding_cuda.o", *(f"forward_{unit}.o" for unit in units)]
+    assert linked == ["binding_cuda.o", *(f"{unit}.o" for unit in units)]
+    assert units.pop("backward_sm80") == units["forward_sm80"]
+    units = {unit.removeprefix("forward_"): code for unit, code in units.items()}
     return units, [word for word in steps[0] if word.startswith("-DTILEPROOF_") and "NAMESPACE" not in word]
 
 
@@ -112,10 +114,23 @@ def test_nvcc_compiles_every_unit(packages, tmp_path):
         pytest.skip(str(error))
     library = attn.build(cuda_archs=["sm_90a"])["cuda"]
     names = subprocess.run(["nm", "-D", "--undefined-only", library], capture_output=True, text=True, check=True).stdout
-    assert "attention_forward" not in names
+    assert "attention_forward" not in names and "attention_backward" not in names
 
 
 # ---- Dispatch
+
+
+class BackwardArgs(ctypes.Structure):
+    """csrc/backward.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "o", "lse", "dout", "dlse", "dq", "dk", "dv")),
+        *((name, ctypes.c_int64) for name in ("B", "Hq", "Hkv", "Nq", "Nk")),
+        *((f"{name}_stride", ctypes.c_int64 * (4 if name == "dout" else 3))
+          for name in ("q", "k", "v", "o", "lse", "dout", "dlse", "dq", "dk", "dv")),
+        ("key_lengths", ctypes.c_void_p), ("scale", ctypes.c_double), ("causal", ctypes.c_int),
+        ("deterministic", ctypes.c_int),
+    )  # fmt: skip
 
 
 class Fake:
@@ -329,6 +344,69 @@ def test_a_forced_target_never_runs_another(fake, monkeypatch):
         units = "sm80, sm90a, sm90a_0, sm90a_1, sm90a_2"
         known = f"not a target of this build on sm_90; there are {units}"
         refused(fake, (q, k, v), f"TILEPROOF_CUDA_ARCH={name}: {known}")
+
+
+# ---- Gradients
+
+
+def backward(fake: Fake, q, k, v, o, dout, wanted=(True, True, True), deterministic=False, dlse=None):
+    """(gradients, the arguments that the kernel got, or None if none ran)."""
+    before = fake.library.fake_backward_calls()
+    lse = torch.zeros(q.shape[:3])
+    made = fake.ops.backward.default(dout, dlse, q, k, v, o, lse, None, 0.25, 1, list(wanted), deterministic)
+    args = BackwardArgs()
+    fake.library.fake_backward_args(ctypes.byref(args))
+    return made, args if fake.library.fake_backward_calls() > before else None
+
+
+def test_gradients_are_the_companions_whatever_the_forward_kernel_was(fake):
+    q, k, v = tensors()
+    for flag in (False, True):
+        (dq, dk, dv), args = backward(fake, q, k, v, q, q, deterministic=flag)
+        assert (args.dq, args.dk, args.dv) == tuple(x.data_ptr() for x in (dq, dk, dv)) and args.deterministic == flag
+        assert (args.q, args.o, args.dout) == (q.data_ptr(),) * 3 and args.dlse is None
+        assert (args.B, args.Hq, args.Hkv, args.Nq, args.Nk, args.causal) == (2, 4, 2, 1100, 50, 1)
+    assert fake.library.fake_scratch() is not None
+    (dq, dk, dv), args = backward(fake, q, k, v, q, q, (False, True, False), dlse=torch.zeros(2, 4, 1100).mT.mT)
+    assert dq.shape == dv.shape == (0,) and (args.dq, args.dv) == (None, None) and args.dk == dk.data_ptr()
+    assert list(args.dlse_stride) == [4400, 1100, 1]
+
+
+def test_gradient_kernels_get_rows_in_one_piece_and_aligned(fake):
+    q, k, v = tensors()
+    row = torch.zeros(2, 4, 1100, 1, dtype=torch.bfloat16)
+    turned = torch.zeros(2, 4, D, 1100, dtype=torch.bfloat16).mT
+    shifted = torch.zeros(q.numel() + 1, dtype=torch.bfloat16)[1:].view(q.shape)
+    for dout in (row.expand(q.shape), turned, shifted, torch.zeros((), dtype=torch.bfloat16).expand(q.shape)):
+        _, args = backward(fake, q, k, v, shifted, dout)
+        assert args.dout != dout.data_ptr() and args.o != shifted.data_ptr()
+        assert args.dout % 16 == args.o % 16 == 0
+        assert list(args.dout_stride) == [*dout.contiguous().stride()] and list(args.o_stride) == [*q.stride()[:3]]
+    heads = torch.zeros(2, 1100, 4, D, dtype=torch.bfloat16).transpose(1, 2)
+    _, args = backward(fake, q, k, v, heads, heads)
+    assert args.dout == args.o == heads.data_ptr() and list(args.dout_stride) == [*heads.stride()]
+
+
+def test_gradients_without_a_pair_are_zero_and_run_nothing(fake):
+    for sizes in ({"nq": 0}, {"nk": 0}, {"b": 0}, {"hq": 0}, {"hq": 0, "hkv": 0}):
+        q, k, v = tensors(**sizes)
+        made, args = backward(fake, q, k, v, q, q)
+        assert args is None and [x.shape for x in made] == [q.shape, k.shape, v.shape]
+        assert not any(x.any() for x in made)
+
+
+def test_an_error_of_the_gradient_kernel_is_raised(fake):
+    fake.set(answer=INVALID_VALUE)
+    q, k, v = tensors()
+    with pytest.raises(RuntimeError, match="the backward attention kernel was not launched: invalid argument"):
+        backward(fake, q, k, v, q, q)
+
+
+def test_path_back_names_the_companions_kernel(hopper, monkeypatch):
+    q = torch.empty(1, 2, 100, D, dtype=torch.bfloat16, device="meta")
+    monkeypatch.setattr(hopper.op, "capability_of", lambda device: 90)
+    told = hopper.path(q, q, q, backward=True)
+    assert (told["target"], told["unit"], told["dtype"]) == ("sm80", "sm80", "bf16")
 
 
 def test_path_gives_the_row_its_plan_and_the_reason(hopper, monkeypatch):

@@ -93,7 +93,8 @@ def test_aarch64_builds_the_baseline_unit_only(packages, emitted, monkeypatch):
     recipe = attn.build.__globals__["recipe"]
     monkeypatch.setattr(recipe.platform, "machine", lambda: "aarch64")
     units = [word for step in recipe.cpu().steps for word in step if word.endswith(".cpp")]
-    assert units == ["{csrc}/binding_cpu.cpp", "{csrc}/forward_cpu_baseline.cpp"]
+    assert units == [f"{{csrc}}/{name}_cpu{isa}.cpp" for name, isa in
+                     (("binding", ""), ("forward", "_baseline"), ("backward", "_baseline"))]  # fmt: skip
 
 
 def test_the_library_uses_the_stable_c_interface_of_torch_only(attn):
@@ -103,7 +104,8 @@ def test_the_library_uses_the_stable_c_interface_of_torch_only(attn):
     undefined = [name for kind, name in symbols if kind == "U" and "@" not in name]  # "@": of the C and C++ libraries
     assert undefined and all(re.fullmatch(r"(aoti_)?torch_\w+", name) for name in undefined), undefined
     defined = {name for kind, name in symbols if kind == "T"}
-    assert {"attention_isa", "attention_isas"} <= defined and not any("forward" in name for name in defined)
+    assert {"attention_isa", "attention_isas", "attention_backward_isa"} <= defined
+    assert not any("forward" in name or "attention_backward_v" in name for name in defined)
 
 
 def test_debug_packages_trace_each_key_tile(packages, emitted):
