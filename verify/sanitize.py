@@ -90,15 +90,15 @@ FAULTS = (
 
 # In the wgmma kernel. racecheck has none: what orders its accesses to shared memory are mbarriers, and without one of
 # them the kernel hangs or faults before a hazard is reported; `verify mutate` has those mistakes, on the emulator.
-_WGMMA = "csrc/forward_sm90a"
+_WGMMA, _OUTPUT = "csrc/forward_sm90a", "csrc/output_sm90a"
 WGMMA_FAULTS = (
     Fault("memcheck", Mutant(
         "row_bound_dropped", "rows beyond Nq are written to O",
-        "if (row + 8 * h < p.nq && c + 8 * t < kDv) st_global_b128", "if (c + 8 * t < kDv) st_global_b128", _WGMMA,
+        "if (row + 8 * h < p.nq && c + 8 * t < kDv) st_global_b128", "if (c + 8 * t < kDv) st_global_b128", _OUTPUT,
     ), "sm90a"),
     Fault("initcheck", Mutant(
         "last_row_not_written", "the last row of O is left out",
-        "if (row + 8 * h < p.nq && c + 8 * t < kDv)", "if (row + 8 * h < p.nq - 1 && c + 8 * t < kDv)", _WGMMA,
+        "if (row + 8 * h < p.nq && c + 8 * t < kDv)", "if (row + 8 * h < p.nq - 1 && c + 8 * t < kDv)", _OUTPUT,
     ), "sm90a"),
     Fault("synccheck", Mutant(
         "divergent_barrier", "half of each warp misses a barrier",

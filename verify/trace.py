@@ -2,7 +2,8 @@
 
 A package's debug form has the same kernels with float32 (float64) output and a trace. Its O has no final rounding to
 hide behind, and the first tile whose state leaves its bound says where a mistake is. The state after tile j is judged
-as attention over the keys of tiles 0..j: m between its limits, O / l and m + ln l within the bound of that prefix.
+as attention over the keys of the tiles before and itself (for a kernel that takes the last tile first, of those after
+it and itself): m between its limits, O / l and m + ln l within the bound of that part.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _states(case: Case, path: Path, trace: Array) -> Iterator[tuple[str, float, 
     for b, h, q, k, v in case.heads():
         seen = case.visible(b)
         for tile in range(trace.shape[3]):
-            keys = slice(0, (tile + 1) * path.bc)
+            keys = bounds.seen_by(tile, path.bc, last_tile_first=model.last_tile_first)
             prefix = seen[:, keys]
             touched = seen[:, tile * path.bc : (tile + 1) * path.bc].any(axis=1)
             if not touched.any():

@@ -98,7 +98,7 @@ def cases(
     return [
         Case(
             arch=arch, causal=causal, length_class=name, tiles=tuple(tiles),
-            problem=packages.request(sram=sram, d=d, dv=dv, dtypes=(dtype,), archs=(arch,)),
+            problem=packages.request(sram=sram, d=d, dv=dv, dtypes=(dtype,), archs=(arch,), backward=False),
         )
         for d, dv in widths
         for causal in masks

@@ -56,6 +56,7 @@ ARITHMETIC = "wgmma_sm90a"
 HEADERS = {
     "heads_sm90a.h": "sm90a/heads_sm90a.h",
     "map_sm90a.h": "sm90a/map_sm90a.h",
+    "output_sm90a.cuh": "sm90a/output_sm90a.cuh.j2",
     "ptx_sm80.cuh": "sm80/ptx_sm80.cuh",
     "ptx_sm90a.cuh": "sm90a/ptx_sm90a.cuh.j2",
     "rings_sm90a.cuh": "sm90a/rings_sm90a.cuh",
@@ -288,12 +289,7 @@ def _note(changes: list[Change], side: str, before: int, after: int, why: str, o
 
 
 def _check_overrides(problem: Problem) -> None:
-    """Raise PlanError for --debug, and for a Br or Bc that no shared memory and no other side would make legal."""
-    if problem.debug:
-        raise PlanError(
-            "--debug with sm90a: the wgmma kernel has no debug form (O in float32 and a trace per key tile)",
-            "leave out --debug, or sm90a: cpu and sm80 have the form",
-        )
+    """Raise PlanError for a Br or Bc that no shared memory and no other side would make legal."""
     most = WARPGROUP_ROWS * MOST_CONSUMERS
     if problem.br is not None and (problem.br % WARPGROUP_ROWS or problem.br > most):
         raise PlanError(f"Br={problem.br}: wgmma needs a multiple of {WARPGROUP_ROWS}, at most {most}")

@@ -2,6 +2,6 @@
 
 from verify.bounds.domain import outside_domain
 from verify.bounds.output import ForwardBound, forward
-from verify.bounds.prefix import PrefixBound, prefix
+from verify.bounds.prefix import PrefixBound, prefix, seen_by
 
-__all__ = ["ForwardBound", "PrefixBound", "forward", "outside_domain", "prefix"]
+__all__ = ["ForwardBound", "PrefixBound", "forward", "outside_domain", "prefix", "seen_by"]

@@ -1,7 +1,8 @@
 """The inductive invariant as a bound: what the state (m, l, O) of a kernel may be after a key tile.
 
 Tiles before j are processed the same way whatever follows, so the state after tile j is bitwise the final state of a
-run on the keys of tiles 0..j. The bound of that run, without the operations that come after the last tile, serves.
+run on the keys of tiles 0..j. The bound of that run, without the operations that come after the last tile, serves. A
+kernel that takes the last tile first has seen the keys of tile j and later instead.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ class PrefixBound:
     m_high: np.ndarray
 
 
+def seen_by(tile: int, bc: int, *, last_tile_first: bool) -> slice:
+    """The keys that a kernel has seen when it is done with key tile `tile`."""
+    return slice(tile * bc, None) if last_tile_first else slice(0, (tile + 1) * bc)
+
+
 def prefix(
     q: np.ndarray,
     k: np.ndarray,
@@ -44,8 +50,8 @@ def prefix(
     """Bound of the state after key tile `tile`; arguments as in `forward`. O / l and m + ln l are taken in float64."""
     q, k, v, visible = checked_inputs(q, k, v, scale, visible)
     model = model.at(bc)
-    n = min((tile + 1) * bc, len(k))
-    k, v, visible = k[:n], v[:n], visible[:, :n]
+    seen = seen_by(tile, bc, last_tile_first=model.last_tile_first)
+    k, v, visible = k[seen], v[seen], visible[:, seen]
     model = replace(
         model,
         out_format=None,
@@ -58,7 +64,7 @@ def prefix(
     bound = forward(q, k, v, scale=scale, visible=visible, model=model, bc=bc, failure=None)
     low, high = np.full(len(q), -np.inf), np.full(len(q), -np.inf)
     k = np.where(np.asarray(visible.any(axis=0))[:, None], k, 0.0)
-    for rows in row_chunks(len(q), n):
+    for rows in row_chunks(len(q), len(k)):
         s = softmax(q[rows], k, scale, visible[rows])
         errors = log_errors(s, q[rows], k, scale=scale, model=model, bc=bc, confidence=None)
         relative = model.lse_m_unit + (model.scale_roundings * model.unit if model.lse_shares_c else 0.0)
