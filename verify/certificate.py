@@ -159,9 +159,10 @@ class PassRecord:
         self.unclaimed: Counter[str] = Counter()
         self.outputs: dict[str, OutputRecord] = {}
 
-    def add(self, verdict: Verdict) -> None:
-        self.cases[verdict.case.family] += 1
-        self.masks[verdict.case.causal + ("+lengths" if verdict.case.key_lengths is not None else "")] += 1
+    def add(self, verdict: Verdict, *, is_first: bool = True) -> None:
+        """is_first: not another run of a case that counts already."""
+        self.cases[verdict.case.family] += is_first
+        self.masks[verdict.case.causal + ("+lengths" if verdict.case.key_lengths is not None else "")] += is_first
         self.rows_mpmath += verdict.rows_mpmath
         self.keys_mpmath += verdict.keys_mpmath
         self.unclaimed.update(verdict.unclaimed)
@@ -186,11 +187,11 @@ class PathRecord:
     def __init__(self) -> None:
         self.passes: dict[bool, PassRecord] = {}  # is it the backward pass?
 
-    def add(self, verdict: Verdict) -> None:
+    def add(self, verdict: Verdict, *, is_first: bool = True) -> None:
         is_backward = bool(set(verdict.outputs) & set(GRADIENTS))
         if is_backward not in self.passes:
             self.passes[is_backward] = PassRecord(verdict.path)
-        self.passes[is_backward].add(verdict)
+        self.passes[is_backward].add(verdict, is_first=is_first)
 
     @property
     def first(self) -> PassRecord:
@@ -264,8 +265,11 @@ class Record:
                 self.violations.append(
                     f"{heard[0].case.name}: the float64 oracle is outside its own bound ({float64_in_balls:.3g})"
                 )
+        before: set[str] = set()
         for verdict in heard:
-            self.paths.setdefault(str(verdict.path), PathRecord()).add(verdict)
+            name = str(verdict.path)
+            self.paths.setdefault(name, PathRecord()).add(verdict, is_first=name not in before)
+            before.add(name)
             if not verdict.holds:
                 again = f"{how} --path {verdict.path}" if again_takes_path else how
                 self.violations.append(verdict.message(again))

@@ -112,8 +112,8 @@ def hear_case(
     words: dict[str, Any] = {"spec": spec, "rows": rows, "compare_plain": compare_plain, "seed": seed}
     runs = []
     for path in _chosen(paths, only_path):
-        found = one.twice(path, partial(device.run, attn, case, path))
-        if found is not None:
+        found = one.agreeing(path, partial(_twice, device, partial(device.run, attn, case, path)))
+        if found:
             runs.append((path, *found[0]))
     if runs:
         truth = judge.Truth(case, with_balls=with_balls and work(case) <= BALLS_WORK)
@@ -143,9 +143,8 @@ def _hear_gradients(
     runs = []
     for path in paths:
         order = None if path.deterministic else partial(truth.order, path)
-        found = one.twice(path, partial(device.run_backward, attn, case, path, given), order)
-        if found is not None:
-            runs += [(path, result) for result in (found[:1] if path.deterministic else found)]
+        found = one.agreeing(path, partial(device.runs_backward, attn, case, path, given), order)
+        runs += [(path, result) for result in (found[:1] if path.deterministic else found)]
     if runs:
         verdicts = one.heard(lambda: judge_backward.hear(case, given, runs, truth=truth, device=device.name, **words))
         inside = truth.certify_float64() if truth.with_balls else None
@@ -162,26 +161,30 @@ class _Hearing:
     how: str
     again_takes_path: bool
 
-    def twice(self, path: Path, run: Callable[[], Any], order: Callable[[Any, Any], float] | None = None) -> Any:
-        """Both results of `run`, or None when it shows a fault. Their bits agree.
+    def agreeing(
+        self, path: Path, run: Callable[[], list[Any]], order: Callable[[Any, Any], float] | None = None
+    ) -> list[Any]:
+        """The results of the runs that `run` makes, none when one shows a fault. Their bits agree.
 
         order: err/bound of the difference between two runs, for kernels whose sums come in no fixed order.
         """
-        again = f"\n  again: {self.how}" + (f" --path {path}" if self.again_takes_path else "")
         try:
-            first = run()
-            second = first if self.device.compares_runs else run()
+            first, *others = found = run()
         except AssertionError as fault:
-            self.record.violations.append(f"{self.case.name} on {path}: {fault}{again}")
-            return None
-        if all(np.array_equal(x, y, equal_nan=True) for x, y in zip(first, second, strict=True)):
-            return first, second
-        if order is None:
-            self.record.violations.append(f"{self.case.name} on {path}: two runs differ{again}")
-        elif not (ratio := order(first, second)) <= 1:
-            text = f"two runs differ by {ratio:.3g} times what the order of summation can do"
-            self.record.violations.append(f"{self.case.name} on {path}: {text}{again}")
-        return first, second
+            self._violation(path, str(fault))
+            return []
+        for other in others:
+            if all(np.array_equal(x, y, equal_nan=True) for x, y in zip(first, other, strict=True)):
+                continue
+            if order is None:
+                self._violation(path, "two runs differ")
+            elif not (ratio := order(first, other)) <= 1:
+                self._violation(path, f"two runs differ by {ratio:.3g} times what the order of summation can do")
+        return found
+
+    def _violation(self, path: Path, text: str) -> None:
+        again = f"\n  again: {self.how}" + (f" --path {path}" if self.again_takes_path else "")
+        self.record.violations.append(f"{self.case.name} on {path}: {text}{again}")
 
     def heard(self, hear: Callable[[], list[Verdict]]) -> list[Verdict]:
         """What `hear` says; nothing when the reference breaks its own invariant."""
@@ -192,6 +195,10 @@ class _Hearing:
                 f"{self.case.name}: the reference breaks its own invariant: {error}\n  again: {self.how}"
             )
             return []
+
+
+def _twice(device: Device, run: Callable[[], Any]) -> list[Any]:
+    return [run()] if device.compares_runs else [run(), run()]
 
 
 def _chosen(paths: Sequence[Path], only: str | None) -> list[Path]:

@@ -84,6 +84,10 @@ class Device(Protocol):
         """
         ...
 
+    def runs_backward(self, attn: ModuleType, case: Case, path: Path, given: Given) -> list[Gradients]:
+        """Runs for the judge to compare: two at least, or one whose bits `run_backward` itself has compared."""
+        ...
+
     def describe(self) -> dict[str, Any]:
         """The header of a result file."""
         ...
@@ -218,6 +222,9 @@ class Cpu:
         with forced_isa(path.isa):
             return call_backward(attn, case, "cpu", given)
 
+    def runs_backward(self, attn: ModuleType, case: Case, path: Path, given: Given) -> list[Gradients]:
+        return [self.run_backward(attn, case, path, given) for _ in range(2)]
+
     def describe(self) -> dict[str, Any]:
         return machine.describe("cpu")
 
@@ -279,6 +286,9 @@ class Cuda:
 
     def run_backward(self, attn: ModuleType, case: Case, path: Path, given: Given) -> Gradients:
         return call_backward(attn, case, "cuda", given, deterministic=path.deterministic)
+
+    def runs_backward(self, attn: ModuleType, case: Case, path: Path, given: Given) -> list[Gradients]:
+        return [self.run_backward(attn, case, path, given) for _ in range(2)]
 
     def describe(self) -> dict[str, Any]:
         return machine.describe("cuda")

@@ -86,6 +86,23 @@ class ForwardArgs(ctypes.Structure):
     )
 
 
+BACKWARD_TENSORS = ("q", "k", "v", "o", "lse", "dout", "dlse", "dq", "dk", "dv")
+
+
+class BackwardArgs(ctypes.Structure):
+    """`BackwardArgs` of the emitted csrc/backward.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in BACKWARD_TENSORS),
+        *((name, ctypes.c_int64) for name in ("B", "Hq", "Hkv", "Nq", "Nk")),
+        *((f"{name}_stride", ctypes.c_int64 * (4 if name == "dout" else 3)) for name in BACKWARD_TENSORS),
+        ("key_lengths", ctypes.c_void_p),
+        ("scale", ctypes.c_double),
+        ("causal", ctypes.c_int),
+        ("deterministic", ctypes.c_int),
+    )
+
+
 class Guarded:
     """A tensor of NaN between guard bytes, in one allocation."""
 

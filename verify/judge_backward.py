@@ -16,7 +16,7 @@ LSE, so that they share the oracles: those of one forward path, another one from
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -130,6 +130,12 @@ class Truth:
             if self.case.dlse is None:
                 words["dlse"] = None
             found = backward(**words, br=path.br, bc=path.bc, heads=max(group.count, 1), **more)
+            if self._has_query_tiles(path):
+                own = words | {"model": replace(made, dq_restarts=False)}
+                other = backward(
+                    **own, br=path.plan["query_br"], bc=path.plan["query_bc"], heads=max(group.count, 1), **more
+                )
+                found = replace(found, dq=other.dq, dq_order=other.dq_order)
             group.made[key] = found, outside_backward_domain(**words, bound=found)
         return group.made[key]
 
@@ -143,6 +149,10 @@ class Truth:
             r = ratio(a, b, self.bound(group, path)[0].dq_order)
             worst = max(worst, float(np.where(np.isnan(group.t0.dq), 0.0, r).max(initial=0.0)))
         return worst
+
+    def _has_query_tiles(self, path: Path) -> bool:
+        """Whether dQ comes from the kernel of a plan that owns rows: in a fixed order, and where it alone is wanted."""
+        return "query_bc" in path.plan and (path.deterministic or not any(self.case.wanted[1:]))
 
     def spec(self, group: _Group, path: Path) -> Gradients:
         """The readable reference at the path's tiles."""

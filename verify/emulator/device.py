@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path as Folder
 from types import ModuleType
@@ -28,8 +28,9 @@ from codegen.devices import DEVICES
 from codegen.errors import RequestError
 from verify import machine, packages
 from verify.cases import CAUSAL, Array, Case, torch_dtype
-from verify.devices import Path, of_variant, takes
-from verify.emulator import build
+from verify.devices import DETERMINISTIC, Given, Gradients, Path, both_forms, of_variant, takes
+from verify.emulator import build, device_backward
+from verify.emulator.device_backward import NAMES, BackwardCall
 from verify.emulator.emulator import (
     ACCUMULATIONS,
     SCHEDULES,
@@ -38,13 +39,12 @@ from verify.emulator.emulator import (
     FindingError,
     Run,
     Schedule,
-    extent,
     guarded,
     guarded_copy,
 )
+from verify.emulator.layout import bits, placed, strides
 from verify.guarded import DTYPE_CODES, ForwardArgs
 
-VECTOR_BYTES = 16  # the kernels load whole vectors
 NAN_BITS = 0x7FFF  # a NaN in bf16 and in fp16
 
 
@@ -65,7 +65,7 @@ class Call:
         """
         sizes, words = case.sizes, case.tensors("cpu")
         rows = (sizes["B"], sizes["Hq"], sizes["Nq"])
-        arrays = {name: _placed(_bits(words[name])) for name in ("q", "k", "v")}
+        arrays = {name: placed(bits(words[name])) for name in ("q", "k", "v")}
         arrays["o"] = guarded((*rows, sizes["dv"]), np.float32 if debug else np.uint16)
         arrays["lse"] = guarded(rows, np.float32)
         if case.key_lengths is not None:
@@ -84,7 +84,7 @@ class Call:
                 for name in ("k", "v"):
                     arrays[name][entry, :, length:] = NAN_BITS
         for name in ("q", "k", "v", "o"):
-            setattr(args, f"{name}_stride", (ctypes.c_int64 * 3)(*_strides(arrays[name])))
+            setattr(args, f"{name}_stride", (ctypes.c_int64 * 3)(*strides(arrays[name])))
         return cls(args, case.dtype, arrays)
 
     def launch(self, emulator: Emulator, unit: str) -> Run:
@@ -113,40 +113,6 @@ class Call:
 
         halves = torch.from_numpy(array.view(np.int16)).view(torch_dtype(self.dtype))
         return np.asarray(halves.to(torch.float64).numpy())
-
-
-def _bits(tensor: Any) -> npt.NDArray[Any]:
-    """The bits of a tensor of 2-byte elements, in its layout."""
-    import torch
-
-    return np.asarray(tensor.view(torch.int16).numpy()).view(np.uint16)
-
-
-def _placed(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """`x` in guarded memory: in its own layout if a kernel can read that, with NaN in the gaps, else contiguous."""
-    if not x.size or not is_readable(x):
-        return guarded_copy(x)
-    low, high = extent(x)
-    home = guarded(((high - low) // x.itemsize,), x.dtype)
-    made = np.lib.stride_tricks.as_strided(home[(x.ctypes.data - low) // x.itemsize :], x.shape, x.strides)
-    made[...] = x
-    return made
-
-
-def is_readable(x: npt.NDArray[Any]) -> bool:
-    """Whether a CUDA kernel takes the layout: `is_readable` of csrc/binding.h."""
-    if x.strides[3] != x.itemsize or x.ctypes.data % VECTOR_BYTES:
-        return False
-    return all(n == 1 or stride % VECTOR_BYTES == 0 for n, stride in zip(x.shape[:3], x.strides[:3], strict=True))
-
-
-def _strides(x: npt.NDArray[Any]) -> list[int]:
-    """Elements from one batch entry, head and row to the next: `set_strides` of csrc/binding.h."""
-    packed, found = x.shape[3], [0, 0, 0]
-    for i in (2, 1, 0):
-        found[i] = x.strides[i] // x.itemsize if x.shape[i] > 1 else packed
-        packed *= x.shape[i]
-    return found
 
 
 class EmulatorDevice:
@@ -208,6 +174,44 @@ class EmulatorDevice:
         shape = (sizes["B"], sizes["Hq"], sizes["Nq"], tiles, 2 + sizes["dv"])
         return call.result("o"), call.result("lse"), call.result("trace") if tiles else np.zeros(shape)
 
+    def backward_paths(self, attn: ModuleType, dtype: str, case: Case) -> list[Path]:
+        rows = packages.plan(attn.__path__[0]).get("backward", [])
+        mine = [row for row in rows if row["target"] == self.arch and row["dtype"] == dtype]
+        return [path for row in mine for path in both_forms(of_variant(attn, self.name, row, dtype, self.name))]
+
+    def run_backward(self, attn: ModuleType, case: Case, path: Path, given: Given) -> Gradients:
+        return self.runs_backward(attn, case, path, given)[0]
+
+    def runs_backward(self, attn: ModuleType, case: Case, path: Path, given: Given) -> list[Gradients]:
+        """The call in every schedule: all results where they may depend on it, else the one that stands for all.
+
+        Raises: FindingError.
+        """
+        target = path.isa.removesuffix(DETERMINISTIC)
+        emulator = self._emulator(Folder(attn.__path__[0]), target, is_backward=True)
+        emulator.option("mma", ACCUMULATIONS.index(self.accumulation))
+        emulator.option("ex2_error", self.ex2_error)
+        found: list[Gradients] = []
+        for schedule in self.schedules:
+            call = BackwardCall.of(case, given, deterministic=path.deterministic, debug=path.debug)
+            emulator.configure(schedule)
+            done = call.launch(emulator, target)
+            self._count(done)
+            done.check(f"{schedule.name}:")
+            found.append((call.result("dq"), call.result("dk"), call.result("dv")))
+            fixed = NAMES if path.deterministic else NAMES[1:]  # else dQ is summed in the order of the schedule
+            self._agree(f"backward_{target}.cu", schedule, zip(NAMES, found[0], found[-1], strict=True), fixed)
+        return found[:1] if path.deterministic else found
+
+    def _agree(self, file: str, schedule: Schedule, results: Iterable[tuple[str, Array, Array]], fixed: Any) -> None:
+        """Raises: FindingError when a result that is `fixed` differs from the first schedule's."""
+        for name, one, two in results:
+            differs = _difference(one, two) if name in fixed and one.size else None
+            if differs is not None:
+                self.findings += 1
+                what = f"{file}: {name}{differs} under {self.schedules[0].name} and {schedule.name}"
+                raise FindingError([Finding("schedule-dependent", f"{what}: the result depends on the schedule")])
+
     def _run(self, attn: ModuleType, case: Case, path: Path, *, trace_tiles: int = 0) -> Call:
         """The call in every schedule; the one that is returned stands for all.
 
@@ -225,19 +229,16 @@ class EmulatorDevice:
             done.check(f"{schedule.name}:")
             if first is None:
                 first = call
-            for name in ("o", "lse"):
-                differs = _difference(first.result(name), call.result(name))
-                if differs is not None:
-                    self.findings += 1
-                    what = f"forward_{path.isa}.cu: {name}{differs} under {self.schedules[0].name} and {schedule.name}"
-                    raise FindingError([Finding("schedule-dependent", f"{what}: the result depends on the schedule")])
+            results = ((name, first.result(name), call.result(name)) for name in ("o", "lse"))
+            self._agree(f"forward_{path.isa}.cu", schedule, results, ("o", "lse"))
         assert first is not None
         return first
 
-    def _emulator(self, folder: Folder, unit: str) -> Emulator:
-        key = (folder, unit)
+    def _emulator(self, folder: Folder, unit: str, *, is_backward: bool = False) -> Emulator:
+        key = (folder, f"backward {unit}" if is_backward else unit)
         if key not in self._emulators:
-            self._emulators[key] = Emulator(build.package(folder, unit))
+            make = device_backward.library if is_backward else build.package
+            self._emulators[key] = Emulator(make(folder, unit))
         return self._emulators[key]
 
     def _count(self, done: Run) -> None:
