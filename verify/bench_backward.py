@@ -8,17 +8,28 @@ gradients are within their bounds (bench_check.py, bench_gradients.py).
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from codegen.errors import CheckFailed
-from verify import bench_gradients
+from codegen.errors import CheckFailed, RequestError
+from verify import bench_gradients, packages
 from verify.bench_check import Expected
 from verify.peers import Peer
 
 Run = Callable[[], Any]
 # Where autograd nodes of torch's attention keep their LSE: natural log of the scaled scores, (B,H,N) or padded rows.
 SAVED_LSE = ("_saved_logsumexp", "_saved_log_sumexp")
+
+
+def require(folder: Path, kind: str) -> None:
+    """Refuse a package that has no backward kernels for a "cpu" or for "cuda".
+
+    Raises: RequestError.
+    """
+    plan = packages.plan(folder)
+    if not any((row["target"] == "cpu") == (kind == "cpu") for row in plan.get("backward", ())):
+        raise RequestError(f"{plan['name']} has no backward kernels for {kind}", "emit it without --no-backward")
 
 
 class BackwardPass:

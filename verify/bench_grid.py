@@ -20,7 +20,7 @@ from typing import Any
 
 from codegen import planners
 from codegen.errors import CheckFailed, RequestError
-from verify import bench_cuda, bench_table, devices, machine, overhead, packages, peers
+from verify import bench_backward, bench_cuda, bench_table, devices, machine, overhead, packages, peers
 from verify.bench import Cell
 from verify.bench_cuda import GpuTiming
 from verify.progress import Step, silent
@@ -116,6 +116,8 @@ def load(grid: Grid) -> Modules:
     found: Modules = {}
     for name in grid.packages:
         folder = packages.find(name)
+        if grid.backward:
+            bench_backward.require(folder, "cuda")
         asked = packages.plan(folder)["request"]
         found.setdefault((asked["d"], asked["dv"]), {})[folder.name] = packages.load(folder)
     if grid.packages:

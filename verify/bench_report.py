@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from rich.table import Table
 
 from codegen.errors import PlanError, RequestError
-from verify import devices, machine, packages
+from verify import bench_backward, devices, machine, packages
 from verify.bench import Cell, Timing, cells, geometric_mean, summary, time_all, time_cell
 from verify.progress import Step, silent
 
@@ -47,7 +47,7 @@ def run(
 
     backward: the backward pass alone, which takes its own tile whatever that of the forward pass is.
 
-    Raises: RequestError when no tile of `tiles` is legal.
+    Raises: RequestError when no tile of `tiles` is legal, or the package has no backward kernels to time.
     """
     import torch
 
@@ -59,6 +59,8 @@ def run(
     if package is not None:
         folder = packages.find(package)
         plan = packages.plan(folder)
+        if backward:
+            bench_backward.require(folder, "cpu")
         attn = packages.load(folder)
         names = list(dtypes) or devices.dtypes_of(plan, "cpu")
         wanted = cells(names, [plan["request"]["d"]], lengths, batch=batch, heads=heads, backward=backward)

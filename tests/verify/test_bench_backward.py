@@ -20,6 +20,7 @@ from verify import (
     bench_options,
     bench_plot,
     bench_table,
+    packages,
     peers,
     report,
 )
@@ -269,6 +270,15 @@ def test_peers_whose_backward_pass_is_not_timed_are_named():
     found, absent = peers.available(("fa2", "flex"), backward=True)
     assert list(found) == ["fa2"] and absent == {"flex": "its backward pass is not timed"}
     assert [name for name, peer in peers.PEERS.items() if peer.backward] == ["cudnn", "fa2", "efficient"]
+
+
+def test_a_package_without_backward_kernels_is_refused():
+    forward_only = packages.emit(d=32, dtypes=("float32",), archs=("cpu",), backward=False)
+    done = CliRunner().invoke(main, ["bench", str(forward_only), "--backward", "--n", "32"])
+    assert done.exit_code == 2 and "has no backward kernels for cpu" in done.output
+    cpu_only = packages.emit(d=32, dtypes=("float32",), archs=("cpu",))
+    with pytest.raises(RequestError, match="has no backward kernels for cuda"):
+        bench_grid.load(Grid(packages=(str(cpu_only),), backward=True))
 
 
 def test_the_default_grid_of_the_backward_pass():
