@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import groupby
 from typing import Any
 
@@ -12,10 +13,10 @@ from rich.table import Table
 from codegen import package as rendered
 from codegen.errors import PlanError, RequestError
 from verify import fuzz, mutants, packages
-from verify.certificate import BARS
+from verify.certificate import BARS, Distribution
 from verify.devices import Device
-from verify.judge import OUTPUTS
 from verify.progress import Step, silent
+from verify.verdict import GRADIENTS, OUTPUTS
 
 SRAM = "2MB"  # room for every tile of the set: the set varies tiles, not budgets
 WITHIN = 300  # examples in which a mutant must be found
@@ -56,6 +57,7 @@ class Report:
             "machine": self.machine,
             "seed": self.seed,
             "examples": self.examples,
+            "backward_examples": sum(o.record.backward_cases for _, o in self.packages if o.record is not None),
             "violations": len([o for _, o in self.packages if o.failure]),
             "packages": len(self.packages),
             "kernels": len(shapes),
@@ -79,11 +81,10 @@ class Report:
                 "packages": len(members),
                 "cases": sum(sum(m.cases.values()) for m in members),
             }
-            for output in OUTPUTS:
-                first = members[0].outputs[output].spread
-                for other in members[1:]:
-                    first = first.merged(other.outputs[output].spread)
-                row[output] = first.describe()
+            for output in (*OUTPUTS, *GRADIENTS):
+                spreads = [m.outputs[output].spread for m in members if output in m.outputs]
+                if spreads:
+                    row[output] = reduce(Distribution.merged, spreads).describe()
             found.append(row)
         return found
 
@@ -153,7 +154,10 @@ def tables(figures: dict[str, Any]) -> list[Table]:
     """The distribution of err/bound per path, then the mutants."""
     made = []
     if figures["paths"]:
-        title = f"{figures['examples']} examples, {figures['packages']} packages, {figures['violations']} violations"
+        title = (
+            f"{figures['examples']} examples, {figures['backward_examples']} of them backward too, "
+            f"{figures['packages']} packages, {figures['violations']} violations"
+        )
         made.append(_distribution(title, [(row["path"], row) for row in figures["paths"]]))
     if figures["spec"]:
         made.append(_distribution(f"reference, {figures['spec']['examples']} examples", [("spec", figures["spec"])]))
@@ -174,7 +178,7 @@ def _distribution(title: str, rows: Sequence[tuple[str, dict[str, Any]]]) -> Tab
     for name in ("path", "output", "elements", "max", *(f"<= {x:g}" for x in BARS)):
         made.add_column(name, justify="right")
     for path, row in rows:
-        for output in OUTPUTS:
+        for output in (name for name in (*OUTPUTS, *GRADIENTS) if name in row):
             d = row[output]
             shares = (f"{100 * n / max(1, d['elements']):.4g}" for n in d["histogram"]["elements"])
             made.add_row(path, output, str(d["elements"]), f"{d['max']:.3f}", *shares)

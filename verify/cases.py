@@ -29,7 +29,8 @@ Mask = npt.NDArray[np.bool_]
 CAUSAL = ("none", "bottom_right", "top_left")
 LAYOUTS = ("contiguous", "bnhd", "padded", "offset")
 # Of dO also: stored (B,H,dv,N), as a transposed consumer leaves it; one row for all; one number for all.
-GRADIENT_LAYOUTS = (*LAYOUTS, "transposed", "expanded", "scalar")
+DO_LAYOUTS = (*LAYOUTS, "transposed")
+GRADIENT_LAYOUTS = (*DO_LAYOUTS, "expanded", "scalar")
 GRADIENT_WORDS = ("gradient", "dlse", "wanted", "do_layout")  # what `describe` says of it
 # Largest magnitude of V that stays inside the domain of the bound with room to spare (verify/bounds/domain.py).
 ROOM = {"float32": 2.0**40, "float64": 2.0**40, "bf16": 2.0**40, "fp16": 60000.0}

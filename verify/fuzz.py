@@ -46,6 +46,7 @@ class Outcome:
         found: dict[str, Any] = {"name": self.name, "examples": self.examples, "failure": self.failure}
         found["drawn"] = dict(sorted(self.counts.items()))
         if self.record is not None:
+            found["backward_examples"] = self.record.backward_cases
             found["float64_error_over_its_bound"] = self.record.float64_in_balls
             found["paths"] = [
                 {
@@ -119,17 +120,19 @@ def fuzz_package(
     shrink: bool = True,
     step: Step = silent,
 ) -> Outcome:
-    """Fuzz one package on every path of `device`: no mask, causal both ways, key lengths, all layouts."""
+    """Fuzz one package on every path of `device`: no mask, causal both ways, key lengths, all layouts; both passes."""
     module = attn if attn is not None else packages.load(folder)
     plan = packages.plan(folder)
     request = plan["request"]
-    on_device = [v for v in plan["variants"] if (v["target"] == "cpu") == (device.name == "cpu")]
+    rows = [*plan["variants"], *plan.get("backward", [])]
+    on_device = [v for v in rows if (v["target"] == "cpu") == (device.name == "cpu")]
     drawn = strategies.descriptions(
         d=request["d"],
         dv=request["dv"],
         dtypes=devices.dtypes_of(plan, device.name),
         br=sorted({v["plan"]["br"] for v in on_device}),
         bc=sorted({v["plan"]["bc"] for v in on_device}),
+        gradients=any((v["target"] == "cpu") == (device.name == "cpu") for v in plan.get("backward", [])),
         most=most,
     )
     outcome = Outcome(plan["name"], record=Record(seed))
@@ -165,6 +168,9 @@ def features(case: Case) -> list[str]:
         *(["shared K/V heads"] if sizes["Hq"] > sizes["Hkv"] else []),
         *(["no keys"] if sizes["Nk"] == 0 else []),
         *(["key length 0"] if 0 in lengths else []),
+        *([f"gradient {case.gradient.split(',')[0]}"] if case.do is not None else []),
+        *(["dLSE"] if case.dlse is not None else []),
+        *(["a subset of the gradients"] if case.do is not None and not all(case.wanted) else []),
     ]
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from codegen.errors import CheckFailed
-from verify.certificate import OUTPUTS
+from verify.certificate_table import TITLES
 
 GENERATED = Path("generated")
 _BLOCK = re.compile(r"(<!-- figures: (?P<name>[a-z_ 0-9]+) -->\n)(?P<body>.*?)(<!-- end of figures -->)", re.DOTALL)
@@ -109,33 +109,42 @@ def _ran_on_emulator(machine: Figures) -> str:
 def _certificate(item: Figures) -> str:
     found = []
     for device, stated in item["devices"].items():
-        rows = []
+        outputs, rows = _outputs(stated["paths"]), []
         for p in stated["paths"]:
-            o, lse = p["outputs"]["o"], p["outputs"]["lse"]
-            normal = o["families"].get("gaussian")
-            errors = f"{normal['error']:.1e} / {normal['plain_error']:.1e}" if normal else "-"
-            rows.append(
-                [
-                    p["path"],
-                    f"{p['br']} x {p['bc']}",
-                    str(p["cases"]),
-                    f"{o['max_ratio']:.3f}",
-                    f"{lse['max_ratio']:.3f}",
-                    errors,
-                ]
-            )
+            tile = [p["path"], f"{p['br']} x {p['bc']}", str(p["cases"])]
+            errors = [_errors(p, x) for x in outputs if x != "lse"]
+            rows.append([*tile, *(_most(p, x) for x in outputs), *errors])
         head = (
             "path",
             "Br x Bc",
             "cases",
-            "O: max err/bound",
-            "LSE: max err/bound",
-            "O error on N(0,1): ours / plain formula",
+            *(f"{TITLES[x]}: max err/bound" for x in outputs),
+            *(f"{TITLES[x]} error on N(0,1): ours / plain formula" for x in outputs if x != "lse"),
         )
-        counts = f"{stated['cases']} cases, {stated['runs']} runs, {stated['violations']} violations"
-        note = f"`{item['name']}` on {device}: {counts}{_ran_on_emulator(stated['machine'])}. "
+        counts = f"{stated['cases']} cases, {stated['runs']} runs"
+        if stated.get("backward_runs"):
+            counts += f", {stated['backward_cases']} of them backward too with {stated['backward_runs']} runs"
+        note = f"`{item['name']}` on {device}: {counts}, {stated['violations']} violations"
+        note += f"{_ran_on_emulator(stated['machine'])}. "
         found.append(_table(head, rows) + "\n\n" + note + _source({**stated, "file": item["file"]}))
     return "\n\n".join(found)
+
+
+def _outputs(paths: Iterable[Figures]) -> list[str]:
+    """The outputs that some path of a certificate, or some row of a fuzz result, has figures of."""
+    heard = {name for p in paths for name in p.get("outputs", p)}
+    return [name for name in TITLES if name in heard]
+
+
+def _most(path: Figures, output: str) -> str:
+    """The worst err/bound; of a gradient stage-wise."""
+    return f"{path['outputs'][output]['max_ratio']:.3f}" if output in path["outputs"] else "-"
+
+
+def _errors(path: Figures, output: str) -> str:
+    """The worst error on N(0, 1), ours and the plain formula's."""
+    normal = path["outputs"].get(output, {"families": {}})["families"].get("gaussian")
+    return f"{normal['error']:.1e} / {normal['plain_error']:.1e}" if normal else "-"
 
 
 def _bench(item: Figures) -> str:
@@ -175,14 +184,18 @@ def _tiles(item: Figures) -> str:
 
 
 def _fuzz(item: Figures) -> str:
-    columns = [(output, q) for output in ("o", "lse") for q in ("q0.5", "q0.99", "max")]
+    outputs = _outputs(item["paths"])
+    columns = [(output, q) for output in outputs for q in ("q0.5", "q0.99", "max")]
     rows = [
-        [row["path"], str(row["packages"]), str(row["cases"]), *(f"{row[output][q]:.2g}" for output, q in columns)]
+        [row["path"], str(row["packages"]), str(row["cases"]),
+         *(f"{row[output][q]:.2g}" if output in row else "-" for output, q in columns)]
         for row in item["paths"]
-    ]
-    head = ("path", "packages", "examples", *(f"{o} {q}" for o in ("O", "LSE") for q in ("median", "99 %", "max")))
+    ]  # fmt: skip
+    titles = [TITLES[x] for x in outputs]
+    head = ("path", "packages", "examples", *(f"{o} {q}" for o in titles for q in ("median", "99 %", "max")))
+    backward = f", {item['backward_examples']} of them backward too," if item.get("backward_examples") else ""
     lines = [
-        f"{item['examples']} examples over {item['packages']} packages "
+        f"{item['examples']} examples{backward} over {item['packages']} packages "
         f"({item['packages_with_br_other_than_bc']} with Br != Bc), {item['violations']} violations"
         f"{_ran_on_emulator(item['machine'])}; err/bound:",
         _table(head, rows),
@@ -233,14 +246,13 @@ def _calibrate(item: Figures) -> str:
 
 
 def _certificates(item: Figures) -> str:
+    outputs = _outputs(p for entry in item["packages"].values() for p in entry["paths"])
     rows = []
     for why, entry in item["packages"].items():
         for p in entry["paths"]:
             tile = (p["path"], f"{p['br']} x {p['bc']}", str(p["cases"]))
-            rows.append(
-                [f"`{entry['package']}`: {why}", *tile, *(f"{p['outputs'][x]['max_ratio']:.3f}" for x in OUTPUTS)]
-            )
-    head = ("package", "path", "Br x Bc", "cases", "O: max err/bound", "LSE: max err/bound")
+            rows.append([f"`{entry['package']}`: {why}", *tile, *(_most(p, x) for x in outputs)])
+    head = ("package", "path", "Br x Bc", "cases", *(f"{TITLES[x]}: max err/bound" for x in outputs))
     counts = f"{len(item['packages'])} packages, {item['cases']} cases, {item['violations']} violations"
     return f"{_table(head, rows)}\n\n{counts}. {_source(item)}"
 

@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from verify.cases import LAYOUTS, ROOM, Array, Case, Mask, representable, visible
+from verify import output_gradients
+from verify.cases import DO_LAYOUTS, LAYOUTS, ROOM, Array, Case, Mask, representable, visible
 from verify.formats import FORMATS
 
 DTYPES = ("float32", "bf16", "fp16", "float64")
@@ -39,6 +40,8 @@ RUNS = ("one", "tile", "rest")  # how many keys one logit covers
 VALUES = ("normal", "ones", "alternating", "ramp", "big", "denormal", "two_ulp")
 AMPLITUDES = (1.0, 4.0, 30.0)
 SCALES = ("default", "one", "tenth", "inexact")
+GRADIENTS = tuple(output_gradients.GRADIENTS)
+WANTED = ("qkv", "q", "k", "v", "qk", "qv", "kv")
 OVERRIDES = ("zero", "large", "smallest")
 # Two such factors, or one against the largest logit above, keep base-2 scores below 2^27: the domain of the bound.
 LARGE_FACTOR = 2.0**11
@@ -78,6 +81,10 @@ class Description:
     overrides: tuple[tuple[str, int, int, str], ...] = ()  # (tensor, row, column, what)
     midpoint: bool = False
     layout: str = "contiguous"
+    gradient: str | None = None  # the name of dO; None: a problem for the forward pass alone
+    dlse: str = "none"
+    wanted: str = "qkv"
+    do_layout: str = "contiguous"
     seed: int = 0
     note: dict[str, Any] = field(default_factory=dict, compare=False)
 
@@ -114,7 +121,7 @@ class Description:
         q, k, v = self.arrays()
         words = dataclasses.asdict(self)
         words.pop("note")
-        return Case(
+        made = Case(
             name=name,
             family="fuzz",
             dtype=self.dtype,
@@ -127,6 +134,12 @@ class Description:
             layout=self.layout,
             seed=self.seed,
             note={"description": words, **self.note},
+        )
+        if self.gradient is None:
+            return made
+        wanted = ("q" in self.wanted, "k" in self.wanted, "v" in self.wanted)
+        return output_gradients.attach(
+            made, self.gradient, dlse=self.dlse, layout=self.do_layout, wanted=wanted, seed=self.seed
         )
 
     def spec_visible(self, batch: int = 0) -> Mask:
@@ -228,10 +241,11 @@ def descriptions(
     bc: int | Sequence[int] = TILES,
     masks: Sequence[str] = KERNEL_MASKS,
     layouts: Sequence[str] = LAYOUTS,
+    gradients: bool = False,
     tiles: int = 3,
     most: int = 400,
 ) -> Description:
-    """Descriptions of finite problems for kernels of one shape, or of several.
+    """Descriptions of finite problems for kernels of one shape, or of several; with `gradients` for both passes.
 
     d, dv, br, bc: the value that the package has, or the values to draw from (dv=None draws dv equal to d or
     another width). `tiles` bounds lengths in tiles, `most` in rows. Lengths Nk may be 0; Nq is at least 1.
@@ -265,8 +279,18 @@ def descriptions(
         overrides=tuple(draw(st.lists(_override(), max_size=3))),
         midpoint=draw(st.sampled_from((False, False, False, False, False, False, False, True))),
         layout=draw(st.sampled_from(tuple(layouts))),
+        **(_gradient(draw) if gradients else {}),
         seed=draw(st.integers(0, 65535)),
     )
+
+
+def _gradient(draw: st.DrawFn) -> dict[str, Any]:
+    return {
+        "gradient": draw(st.sampled_from(GRADIENTS)),
+        "dlse": draw(st.sampled_from(output_gradients.DLSE)),
+        "wanted": draw(st.sampled_from(WANTED)),
+        "do_layout": draw(st.sampled_from(DO_LAYOUTS)),
+    }
 
 
 def _override() -> st.SearchStrategy[tuple[str, int, int, str]]:

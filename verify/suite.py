@@ -16,7 +16,7 @@ from itertools import islice
 import numpy as np
 
 from verify import output_gradients, special_backward
-from verify.cases import GRADIENT_LAYOUTS, Case
+from verify.cases import DO_LAYOUTS, Case
 from verify.inputs import FAMILIES, Family
 
 PER_DTYPE = 60
@@ -31,7 +31,6 @@ WANTED = (
     *((True, False, False), (False, True, False), (False, False, True)),
     *((False, True, True), (True, False, True), (True, True, False)),
 )
-DO_LAYOUTS = GRADIENT_LAYOUTS[:5]  # of rows with values of their own
 PACKED_BY_MASK = ("causal_bottom_right", "causal_top_left")
 
 
