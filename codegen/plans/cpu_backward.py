@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from codegen.errors import PlanError
-from codegen.plan import Change, MemoryPart, Rejection
+from codegen.plan import Change, Rejection
 from codegen.plans.cpu_isa import VECTOR_ISAS, Groups, Isa, Limits
-from codegen.plans.cpu_vector import CACHE_LINE, COLLIDING_BYTES, KEY_GRANULE, SCALAR, SCALAR_BYTES
+from codegen.plans.cpu_vector import CACHE_LINE, KEY_GRANULE, SCALAR, SCALAR_BYTES, VectorPlan
 from codegen.problem import ITEMSIZE, Problem
 from codegen.sizes import format_bytes
 from spec import tile_rule
@@ -30,7 +30,7 @@ from spec import tile_rule
 MOST_PANELS = 2
 ENOUGH_KEYS = 48
 SOME_KEYS = 24
-MOST_REJECTIONS = 6  # of one kernel; the rest go without saying
+MOST_REJECTIONS = 3  # of one kernel; the rest go without saying
 PANEL_VECTORS = 3
 NARROW_LANES = 8  # d and dv are multiples of it
 
@@ -56,18 +56,8 @@ class ColumnGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BackwardPlan:
-    """All that the backward templates may ask. `_bytes` are bytes; other sizes count elements."""
-
-    br: int
-    bc: int
-    d: int
-    dv: int
-    scalar: str  # C++ type that everything is computed in
-    lanes: int  # scalars per vector
-    vectors: int  # per panel
-    keys_per_group: int
-    columns_per_group: int
+class BackwardPlan(VectorPlan):
+    """The plan of a backward kernel."""
 
     def __post_init__(self) -> None:
         if self.br <= 0 or self.br % self.lanes:
@@ -77,29 +67,8 @@ class BackwardPlan:
         assert self.br % self.panel_rows == 0 and self.d % self.columns_per_group == 0
 
     @property
-    def itemsize(self) -> int:
-        return SCALAR_BYTES[self.scalar]
-
-    @property
-    def panel_rows(self) -> int:
-        return self.vectors * self.lanes
-
-    @property
-    def panels(self) -> int:
-        return self.br // self.panel_rows
-
-    @property
-    def k_pitch(self) -> int:
-        """Elements from one key to the next where a key block is copied."""
-        return _pitch(self.d, self.itemsize)
-
-    @property
-    def v_pitch(self) -> int:
-        return _pitch(self.dv, self.itemsize)
-
-    @property
-    def memory(self) -> tuple[MemoryPart, ...]:
-        elements = {
+    def elements(self) -> dict[str, int]:
+        return {
             "Q panels": self.br * self.d,
             "dO panels": self.br * self.dv,
             "dQ panels": self.br * self.d,
@@ -111,29 +80,11 @@ class BackwardPlan:
             "K block": self.bc * self.k_pitch,
             "V block": self.bc * self.v_pitch,
         }
-        return tuple(MemoryPart(name=name, bytes=n * self.itemsize) for name, n in elements.items())
 
     @property
     def fast_memory_bytes(self) -> int:
         """What a worker allocates: the parts, in whole cache lines."""
-        return -(-sum(part.bytes for part in self.memory) // CACHE_LINE) * CACHE_LINE
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "br": self.br,
-            "bc": self.bc,
-            "d": self.d,
-            "dv": self.dv,
-            "computed_in": {"float": "float32", "double": "float64"}[self.scalar],
-            "lanes": self.lanes,
-            "vectors": self.vectors,
-            "panel_rows": self.panel_rows,
-            "panels": self.panels,
-            "keys_per_group": self.keys_per_group,
-            "columns_per_group": self.columns_per_group,
-            "memory": {part.name: part.bytes for part in self.memory},
-            "fast_memory_bytes": self.fast_memory_bytes,
-        }
+        return -(-super().fast_memory_bytes // CACHE_LINE) * CACHE_LINE
 
 
 def column_groups(isa: Isa, plan: BackwardPlan, width: int) -> tuple[ColumnGroup, ...]:
@@ -155,19 +106,7 @@ def column_groups(isa: Isa, plan: BackwardPlan, width: int) -> tuple[ColumnGroup
     return tuple(groups)
 
 
-def make_plan(isa: Isa, dtype: str, *, br: int, bc: int, d: int, dv: int) -> BackwardPlan:
-    """The plan of one tile: how `isa` cuts it into panels.
-
-    Raises: PlanError when the tile is not a multiple of the granules. Whether it fits is the caller's question.
-    """
-    scalar = SCALAR[dtype]
-    lanes = isa.vector_bytes // SCALAR_BYTES[scalar]
-    vectors = next((n for n in (3, 2) if br % (n * lanes) == 0), 1)
-    groups = isa.groups[vectors]
-    return BackwardPlan(
-        br=br, bc=bc, d=d, dv=dv, scalar=scalar, lanes=lanes, vectors=vectors,
-        keys_per_group=groups.keys, columns_per_group=groups.columns,
-    )  # fmt: skip
+make_plan = BackwardPlan.of
 
 
 def plan_backward(
@@ -246,11 +185,6 @@ def _most_keys(plan: BackwardPlan, isa: Isa) -> int:
     """The most keys for which a panel's dS and dQ share the L1 cache; at least ENOUGH_KEYS."""
     room = isa.l1_bytes // (plan.panel_rows * plan.itemsize) - max(plan.d, plan.dv)
     return max(ENOUGH_KEYS, room // KEY_GRANULE * KEY_GRANULE)
-
-
-def _pitch(width: int, itemsize: int) -> int:
-    """A row of the copied key block: padded by a cache line where whole rows would collide in L1."""
-    return width if width * itemsize % COLLIDING_BYTES else width + CACHE_LINE // itemsize
 
 
 def _nothing_fits(problem: Problem, dtype: str, isa: Isa, limit: int, smallest: BackwardPlan) -> PlanError:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from codegen.errors import PlanError
 from codegen.plan import Change, MemoryPart, Rejection
@@ -34,11 +34,12 @@ MOST_REJECTIONS = 6  # of one kernel; the rest go without saying
 
 SCALAR = {"float32": "float", "float64": "double", "bf16": "float", "fp16": "float"}  # what a type is computed in
 SCALAR_BYTES = {"float": 4, "double": 8}
+SomePlan = TypeVar("SomePlan", bound="VectorPlan")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CpuPlan:
-    """All that the vector templates may ask. `_bytes` are bytes; other sizes count elements."""
+class VectorPlan:
+    """What the vector templates of both passes may ask. `_bytes` are bytes; other sizes count elements."""
 
     br: int
     bc: int
@@ -50,15 +51,25 @@ class CpuPlan:
     keys_per_group: int
     columns_per_group: int
 
-    def __post_init__(self) -> None:
-        for side, size, granule, what in (
-            ("Br", self.br, ROW_GRANULE, "rows"),
-            ("Bc", self.bc, KEY_GRANULE, "keys"),
-        ):
-            if size % granule or size <= 0:
-                hint = f"try --{side.lower()} {_near(size, granule)}"
-                raise PlanError(f"{side}={size}: a CPU tile is a multiple of {granule} {what}", hint)
-        assert self.br % self.panel_rows == 0 and self.dv % self.columns_per_group == 0
+    @classmethod
+    def of(cls: type[SomePlan], isa: Isa, dtype: str, *, br: int, bc: int, d: int, dv: int) -> SomePlan:
+        """The plan of one tile: how `isa` cuts it into panels.
+
+        Raises: PlanError when the tile is not a multiple of the granules. Whether it fits is the caller's question.
+        """
+        scalar = SCALAR[dtype]
+        lanes = isa.vector_bytes // SCALAR_BYTES[scalar]
+        vectors = next((n for n in (3, 2) if br % (n * lanes) == 0), 1)
+        groups = isa.groups[vectors]
+        return cls(
+            br=br, bc=bc, d=d, dv=dv, scalar=scalar, lanes=lanes, vectors=vectors,
+            keys_per_group=groups.keys, columns_per_group=groups.columns,
+        )  # fmt: skip
+
+    @property
+    def elements(self) -> dict[str, int]:
+        """What a worker keeps: the name of each part and how many scalars it is."""
+        raise NotImplementedError
 
     @property
     def itemsize(self) -> int:
@@ -83,15 +94,7 @@ class CpuPlan:
 
     @property
     def memory(self) -> tuple[MemoryPart, ...]:
-        elements = {
-            "Q panels": self.br * self.d,
-            "O panels": self.br * self.dv,
-            "row statistics": 3 * self.br,  # m, l and the number of visible keys
-            "S panel": self.bc * self.panel_rows,
-            "K block": self.bc * self.k_pitch,
-            "V block": self.bc * self.v_pitch,
-        }
-        return tuple(MemoryPart(name=name, bytes=n * self.itemsize) for name, n in elements.items())
+        return tuple(MemoryPart(name=name, bytes=n * self.itemsize) for name, n in self.elements.items())
 
     @property
     def fast_memory_bytes(self) -> int:
@@ -115,6 +118,32 @@ class CpuPlan:
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class CpuPlan(VectorPlan):
+    """The plan of a forward kernel."""
+
+    def __post_init__(self) -> None:
+        for side, size, granule, what in (
+            ("Br", self.br, ROW_GRANULE, "rows"),
+            ("Bc", self.bc, KEY_GRANULE, "keys"),
+        ):
+            if size % granule or size <= 0:
+                hint = f"try --{side.lower()} {_near(size, granule)}"
+                raise PlanError(f"{side}={size}: a CPU tile is a multiple of {granule} {what}", hint)
+        assert self.br % self.panel_rows == 0 and self.dv % self.columns_per_group == 0
+
+    @property
+    def elements(self) -> dict[str, int]:
+        return {
+            "Q panels": self.br * self.d,
+            "O panels": self.br * self.dv,
+            "row statistics": 3 * self.br,  # m, l and the number of visible keys
+            "S panel": self.bc * self.panel_rows,
+            "K block": self.bc * self.k_pitch,
+            "V block": self.bc * self.v_pitch,
+        }
+
+
 def _near(value: int, granule: int) -> int:
     return max(granule, value // granule * granule)
 
@@ -124,19 +153,7 @@ def _pitch(width: int, itemsize: int) -> int:
     return width if width * itemsize % COLLIDING_BYTES else width + CACHE_LINE // itemsize
 
 
-def make_plan(isa: Isa, dtype: str, *, br: int, bc: int, d: int, dv: int) -> CpuPlan:
-    """The plan of one tile: how `isa` cuts it into panels.
-
-    Raises: PlanError when the tile is not a multiple of the granules. Whether it fits is the caller's question.
-    """
-    scalar = SCALAR[dtype]
-    lanes = isa.vector_bytes // SCALAR_BYTES[scalar]
-    vectors = next((n for n in (3, 2) if br % (n * lanes) == 0), 1)
-    groups = isa.groups[vectors]
-    return CpuPlan(
-        br=br, bc=bc, d=d, dv=dv, scalar=scalar, lanes=lanes, vectors=vectors,
-        keys_per_group=groups.keys, columns_per_group=groups.columns,
-    )  # fmt: skip
+make_plan = CpuPlan.of
 
 
 def plan_vector(
