@@ -64,3 +64,17 @@ def test_packed_rows_keep_the_key_length_of_their_batch_entry(package, mask):
     _, attn = package
     case = case_of(8, 2, 1, mask, "contiguous", batch=4, nk=150, lengths=(0, 1, 65, 150))
     judge.check(attn, case, on=EmulatorDevice("sm90a", SCHEDULES))
+
+
+@pytest.mark.parametrize("nq", [1, 5])
+def test_a_packed_row_has_the_bits_of_an_unpacked_one(package, nq):
+    """Unpacked are several rows of (B, N, H, d) strides, and one row that sees one key from the top left."""
+    _, attn = package
+    device = EmulatorDevice("sm90a", SCHEDULES[:1])
+    words = ((8, 2, 5, "none", "contiguous"), (8, 2, 5, "none", "bnhd"))
+    if nq == 1:
+        words = ((8, 2, 1, "none", "contiguous"), (8, 2, 1, "top_left", "contiguous"))
+    cases = [case_of(*one, nk=1 if nq == 1 else 150) for one in words]
+    packed, plain = (device.run(attn, case, device.paths(attn, DTYPE, case)[0]) for case in cases)
+    for got, want in zip(packed, plain, strict=True):
+        np.testing.assert_array_equal(got, want)
