@@ -5,7 +5,8 @@ whose dQ is summed in memory, and the deterministic one, with a gradient of LSE.
 with `spec.io_backward`. Beside it stand what every algorithm must move, and what Algorithms 3 and 4 of FlashAttention
 and Algorithm 2 of FlashAttention-2 would move for the same call with the kernel's own tile.
 
-O and LSE are drawn like the inputs, LSE large enough that no weight overflows: traffic does not depend on values.
+O and LSE are drawn like the inputs, LSE large enough that no weight overflows: traffic does not depend on values. The
+kernels are launched even where the binding would call none, with no key or no row.
 """
 
 from __future__ import annotations
@@ -27,10 +28,9 @@ from spec.io_kernels import Bytes, Call
 from spec.tiling import count
 from verify import io_calls, packages
 from verify.cases import CAUSAL
-from verify.emulator import build
+from verify.emulator.device_backward import library
 from verify.emulator.emulator import SCHEDULES, Emulator, guarded
-from verify.guarded import DTYPE_CODES, Problem
-from verify.mutate.units_backward import BackwardArgs
+from verify.guarded import DTYPE_CODES, BackwardArgs, Problem
 from verify.progress import Step, silent
 
 FORMS = {"default": Form(), "deterministic, gradient of LSE": Form(deterministic=True, dlse=True)}
@@ -80,7 +80,7 @@ def measure(kernel: Kernel, problem: Problem, dtype: str, form: Form) -> Bytes:
 
     Raises: FindingError when a kernel has a fault; ToolError when it does not compile.
     """
-    emulator = Emulator(build.library(kernel.folder / "csrc" / f"backward_{kernel.target}.cu"))
+    emulator = Emulator(library(kernel.folder, kernel.target))
     emulator.configure(SCHEDULES[0], check=False)  # counts do not depend on the checker or on the schedule
     arrays = _drawn(kernel, problem, form)
     args = BackwardArgs(
@@ -143,7 +143,7 @@ def _placed(shape: tuple[int, ...], layout: str, kind: npt.DTypeLike) -> npt.NDA
 
 
 def _scratch(emulator: Emulator, kernel: Kernel, problem: Problem, args: BackwardArgs, code: int) -> npt.NDArray[Any]:
-    """The memory that the call needs, its two parts registered under their own names."""
+    """The memory that the call needs, its two parts registered under their own names, which the judge does not do."""
     size_of = getattr(emulator.library, f"attention_backward_{kernel.target}_scratch")
     size_of.restype = ctypes.c_int64
     scratch = guarded((int(size_of(ctypes.byref(args), code)),), np.uint8)
