@@ -243,8 +243,10 @@ def judge(unit: Unit, said: str, sass: str) -> Verdict:
     made = Verdict(unit, ptxas_output.kernels(said, unit.limits))
     made.findings += ptxas_output.messages(said)
     must_fit = unit.archs[:1] if unit.launched else ()
-    reader = ptxas_backward if ptxas_backward.is_backward(unit.source) else ptxas_output
-    made.findings += reader.shared_memory(unit.source.read_text(), unit.limits, must_fit)
+    if ptxas_backward.is_backward(unit.source):
+        made.findings += ptxas_backward.shared_memory(ptxas_backward.text_of(unit.source), unit.limits, must_fit)
+    else:
+        made.findings += ptxas_output.shared_memory(unit.source.read_text(), unit.limits, must_fit)
     counts = ptxas_output.instructions(sass)
     names = ptxas_output.readable([kernel.name for kernel in made.kernels])
     for kernel in made.kernels:

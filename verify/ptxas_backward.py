@@ -37,6 +37,13 @@ def limits(plan: Mapping[str, Any], d: int, dv: int) -> Limits:
     )
 
 
+def text_of(source: Path) -> str:
+    """The unit's text with that of its own headers, where the numbers stand."""
+    arch = source.stem.removeprefix("backward_")
+    parts = [source.with_name(f"backward_{part}_{arch}.cuh") for part in sm80_backward.PARTS]
+    return "".join(one.read_text() for one in (source, *parts))
+
+
 def shared_memory(text: str, allowed: Limits, archs: Sequence[str]) -> list[str]:
     """Findings about the dynamic shared memory: both numbers stated once, the larger the plan's, and launched."""
     found, stated = [], {}

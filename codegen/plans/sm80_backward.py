@@ -29,6 +29,7 @@ from codegen.problem import Problem
 from spec import tile_rule
 
 ARITHMETIC = "mma_sm80"
+PARTS = ("params", "query", "tiles")  # headers of the unit
 ROWS, KEYS = (16, 32, 64, 128), (16, 32, 48, 64, 96, 128)
 WARPS = (8, 4, 2, 1)
 FEW_WARPS = 4  # blocks of fewer read Q and dO too often: only where nothing else fits
@@ -439,5 +440,6 @@ def files(problem: Problem, plans: Mapping[tuple[str, str], Sm80BackwardPlan]) -
         dtypes = [DTYPES[dtype] for dtype in of_arch]
         context = {"arch": arch, "plan": plan, "dtypes": dtypes, "section_bytes": SECTION_BYTES}
         found[f"csrc/backward_{arch}.cu"] = ("sm80/backward_sm80.cu.j2", context)
-        found[f"csrc/backward_tiles_{arch}.cuh"] = ("sm80/backward_tiles_sm80.cuh.j2", context)
+        for part in PARTS:
+            found[f"csrc/backward_{part}_{arch}.cuh"] = (f"sm80/backward_{part}_sm80.cuh.j2", context)
     return found
