@@ -137,6 +137,23 @@ def test_the_default_command_writes_checks_and_repeats_itself(codegen, tmp_path)
     assert json.loads(out)[0]["certified"] is False
 
 
+def test_a_budget_for_the_forward_pass_alone_names_the_way_out(codegen):
+    line = "--sram 48KB --d 128 --dtype float32"
+    code, _, err = codegen(line)
+    assert code == 2 and "no backward tile fits 49,152 bytes" in err and ", or --no-backward" in err
+    code, out, _ = codegen(f"{line} --no-backward --dry-run")
+    assert code == 0 and "attn_d128_sram48k_float32_forward/csrc/forward_cpu_v4.cpp" in out and "backward" not in out
+    code, _, err = codegen("--sram 1KB --d 128 --dtype float32")
+    assert code == 2 and "--no-backward" not in err
+
+
+def test_a_package_without_backward_is_checked_as_what_it_is(codegen):
+    assert codegen("--sram 64KB --d 64 --arch cpu --no-backward")[0] == 0
+    assert codegen("--check")[0] == codegen("--sram 64KB --d 64 --arch cpu --no-backward --check")[0] == 0
+    code, _, err = codegen("--sram 64KB --d 64 --arch cpu --check")
+    assert code == 1 and "attn_d64_sram64k_cpu: missing" in err
+
+
 def test_dry_run_lists_what_would_be_written_and_writes_nothing(codegen, tmp_path):
     code, out, _ = codegen("--sram 192KB --d 128 --dry-run")
     assert code == 0 and "generated/attn_d128_sram192k/plan.json" in out and listing(tmp_path) == []

@@ -49,6 +49,29 @@ def test_every_target_says_what_was_made_of_it_and_why(told, printed):
             assert v["fast_memory_bytes"] <= target["limit_bytes"] <= 196608
 
 
+def test_the_gradients_have_their_own_tiles_memory_and_reasons(told, printed):
+    for target in told["targets"]:
+        backward = target["backward"]
+        assert f"{target['arch']}, backward: at most {target['limit_bytes']:,} bytes" in printed
+        keys = {f"{v['isa']}/{v['dtype']}" for v in backward["variants"]}
+        assert keys and set(backward["changes"]) <= keys and set(backward["rejected"]) <= keys
+        for v in backward["variants"]:
+            key, paper = f"{v['isa']}/{v['dtype']}", told["paper"][v["dtype"]]
+            assert (v["plan"]["br"], v["plan"]["bc"]) == (paper["br"], paper["bc"]) or backward["changes"][key]
+            for step in backward["changes"].get(key, []):
+                assert step["what"] in printed and " ".join(step["why"].split()) in printed
+            assert v["fast_memory_bytes"] <= target["limit_bytes"] and f"{v['fast_memory_bytes']:,}" in printed
+            assert v["costs"]["flops"] == 10 * 128 * 4096**2 and f"{v['costs']['slow_memory_bytes']:,}" in printed
+
+
+def test_without_gradients_nothing_is_said_of_them(capsys):
+    p = problem.make(sram_bytes=196608, d=128, backward=False)
+    told = explain.explanation(package.decide(p), 4096)
+    explain.show(told)
+    assert "backward:" not in capsys.readouterr().out
+    assert all(target["backward"] == {"variants": [], "changes": {}, "rejected": {}} for target in told["targets"])
+
+
 def test_a_gpu_plan_names_its_registers(told):
     for target in told["targets"]:
         for v in target["variants"]:

@@ -17,7 +17,8 @@ REQUESTS = [
         {}, {"dv": 64}, {"dtypes": ["bf16"]}, {"dtypes": ["fp16", "bf16"]}, {"dtypes": ["float32"]},
         {"dtypes": ["float32", "float64"]}, {"archs": ["cpu"]}, {"archs": ["sm80"]}, {"archs": ["sm80", "cpu"]},
         {"archs": ["sm86", "sm80"]}, {"archs": ["cpu"], "dtypes": ["bf16"]}, {"archs": list(TARGETS)},
-        {"br": 64}, {"bc": 64}, {"br": 64, "bc": 64}, {"debug": True},
+        {"br": 64}, {"bc": 64}, {"br": 64, "bc": 64}, {"debug": True}, {"backward": False},
+        {"backward": False, "debug": True}, {"backward": False, "bc": 64, "archs": ["cpu"]},
         {"dv": 32, "dtypes": ["bf16"], "archs": ["cpu"], "br": 96, "bc": 128, "debug": True},
     )
 ]  # fmt: skip

@@ -32,6 +32,11 @@ def plan(files):
     return json.loads(files[PLAN_FILE])
 
 
+@pytest.fixture(scope="module")
+def forward_only():
+    return package.render_package(problem.make(sram_bytes=196608, d=128, backward=False))
+
+
 RENDER = """
 import hashlib, sys
 from codegen import package, problem
@@ -63,14 +68,16 @@ def test_every_rendered_file_opens_with_the_canonical_command(files, plan):
         assert "Templates: sha256 " in data.decode(), path
 
 
-def test_a_file_with_kernels_states_their_plans_and_costs(files, plan):
-    for variant in plan["variants"]:
+@pytest.mark.parametrize("rows, start, products", [("variants", "forward", 2), ("backward", "backward", 5)])
+def test_a_file_with_kernels_states_their_plans_and_costs(files, plan, rows, start, products):
+    assert {row["target"] for row in plan[rows]} == {"cpu", "sm80"}
+    for variant in plan[rows]:
         target = variant["target"] if variant["target"] != "cpu" else f"cpu_{variant['isa']}"
-        (source,) = [p for p in files if p.startswith(f"csrc/forward_{target}.")]
+        (source,) = [p for p in files if p.startswith(f"csrc/{start}_{target}.")]
         head = files[source].decode()[:4000]
         tile = f"Br={variant['plan']['br']} Bc={variant['plan']['bc']}, {variant['fast_memory_bytes']} bytes"
         assert f"{variant['isa']} {variant['dtype']}: {tile}" in head, source
-        assert f"FLOPs per head without a mask: {4 * 128} * Nq * Nk" in head
+        assert f"FLOPs per head without a mask: {products * 2 * 128} * Nq * Nk" in head
 
 
 def test_the_digest_is_recomputed_from_the_files_alone(files, plan):
@@ -100,10 +107,30 @@ def test_variants_have_distinct_keys_and_memory_that_adds_up(plan):
         assert v["formulas"] == formulas.forward(d=128, dv=128, br=v["plan"]["br"], itemsize=ITEMSIZE[v["dtype"]])
 
 
-def test_the_default_package_serves_every_dtype_of_every_default_target(plan):
-    cpu = {v["dtype"] for v in plan["variants"] if v["target"] == "cpu"}
-    gpu = {v["dtype"] for v in plan["variants"] if v["target"] == "sm80"}
+def test_gradient_kernels_have_distinct_keys_and_memory_that_fits(plan):
+    keys = [tuple(v[k] for k in ("target", "isa", "dtype")) for v in plan["backward"]]
+    assert len(set(keys)) == len(keys)
+    for v in plan["backward"]:
+        size = sum(part["bytes"] for part in v["memory"])
+        assert size <= v["fast_memory_bytes"] < size + 64 and v["fast_memory_bytes"] <= plan["request"]["sram_bytes"]
+        br, bc = v["plan"]["br"], v["plan"]["bc"]
+        itemsize = ITEMSIZE[v["dtype"]]
+        assert v["formulas"] == formulas.backward(target=v["target"], d=128, dv=128, br=br, bc=bc, itemsize=itemsize)
+
+
+@pytest.mark.parametrize("rows", ["variants", "backward"])
+def test_the_default_package_serves_every_dtype_of_every_default_target(plan, rows):
+    cpu = {v["dtype"] for v in plan[rows] if v["target"] == "cpu"}
+    gpu = {v["dtype"] for v in plan[rows] if v["target"] == "sm80"}
     assert cpu == {"float32", "float64", "bf16", "fp16"} and gpu == {"bf16", "fp16"}
+
+
+def test_a_package_without_backward_has_the_same_forward_kernels_and_nothing_of_the_other_pass(plan, forward_only):
+    stated = json.loads(forward_only[PLAN_FILE])
+    assert stated["variants"] == plan["variants"] and stated["backward"] == []
+    assert stated["command"] == "codegen --sram 192KB --d 128 --no-backward"
+    assert not [path for path in forward_only if "backward" in path]
+    assert not [path for path, data in forward_only.items() if b"BackwardArgs" in data or b"BACKWARD_VARIANTS" in data]
 
 
 def test_an_emitted_package_imports_nothing_of_ours(files):
@@ -127,6 +154,7 @@ def test_requests_that_differ_in_one_option_give_distinct_artefacts():
     changes = (
         {}, {"sram_bytes": 65536}, {"sram_bytes": 98305}, {"d": 72}, {"dv": 32}, {"dtypes": ["bf16"]},
         {"archs": ["cpu"]}, {"archs": ["sm80"]}, {"archs": ["sm86"]}, {"debug": True},
+        {"backward": False},
     )  # fmt: skip
     made = []
     for change in changes:
