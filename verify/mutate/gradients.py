@@ -31,11 +31,11 @@ def wrong(
     """The worst element that is not what it has to be, or None.
 
     Args:
-        got: 2-D arrays by name; the others hold the same elements.
+        got: 2-D arrays by name, those that were wanted.
         may_be_nan: where a NaN is as good as the number, by output: 0 times what a hidden pair's row holds.
     """
     worst: Kill | None = None
-    for output in OUTPUTS:
+    for output in filter(got.__contains__, OUTPUTS):
         have, want = got[output], getattr(exact, output)
         room = getattr(bound, output) + getattr(exact, f"{output}_err")
         lost = np.isnan(want)

@@ -7,7 +7,7 @@ mutant.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -25,9 +25,9 @@ from verify.mutate.probes_backward import WRONG_LSE, BackwardProbe
 from verify.oracle import backward_float64, backward_reference
 from verify.oracle.backward_reference import Gradients
 
-Triple = tuple[Array, Array, Array]
+Answer = dict[str, Array]  # the wanted of dq, dk and dv, (B,H,N,columns) as float64
 LEAST_NORMAL = 2.0**-126  # below it AMX-BF16 rounds to 0
-BackwardRun = Callable[[BackwardProbe], Triple]  # one call of a kernel: dQ, dK and dV as float64
+BackwardRun = Callable[[BackwardProbe], Answer]  # one call of a kernel
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,16 @@ class _Head:
 
 @dataclass
 class BackwardJudge:
-    """The probes of one backward kernel with tiles of br rows and bc keys, and what must come out of them."""
+    """The probes of one backward kernel with tiles of br rows and bc keys, and what must come out of them.
+
+    sums_anywhere: dQ of a call without `in_order`, and with dK or dV, is summed in memory, in any order.
+    """
 
     models: dict[str, BackwardModel]  # by form
     br: int
     bc: int
     cases: Sequence[BackwardProbe]
+    sums_anywhere: bool = False
     truths: dict[str, list[_Head]] = field(default_factory=dict)
 
     def prepare(self, runs: dict[str, BackwardRun]) -> list[Kill]:
@@ -58,7 +62,7 @@ class BackwardJudge:
     def hear_all(self, runs: dict[str, BackwardRun], first: str | None) -> Iterator[tuple[Kill | None, str]]:
         """Every check on every probe, (what is wrong or None, form): `first` is the probe to begin with."""
         cases = sorted(self.cases, key=lambda p: p.name != first)
-        outputs: dict[tuple[str, str], Triple] = {}
+        outputs: dict[tuple[str, str], Answer] = {}
         for form, run in runs.items():
             for probe in cases:
                 try:
@@ -69,29 +73,29 @@ class BackwardJudge:
                 outputs[form, probe.name] = got
                 yield self.hear(probe, form, got), form
         for probe in cases:
-            if all((form, probe.name) in outputs for form in FORMS) and probe.dtype in ("bf16", "fp16"):
+            if all((form, probe.name) in outputs for form in FORMS) and probe.case.dtype in ("bf16", "fp16"):
                 yield self._output_rounding(probe, *(outputs[form, probe.name] for form in FORMS)), ""
 
-    def hear(self, probe: BackwardProbe, form: str, got: Triple) -> Kill | None:
+    def hear(self, probe: BackwardProbe, form: str, got: Answer) -> Kill | None:
         """What is wrong with one answer, or None."""
-        if probe.name == WRONG_LSE:
+        if probe.case.name == WRONG_LSE:
             # Weights beyond the format: no bound, but the mistake of the caller must not look like a gradient.
-            text = "dq: every weight is beyond the format, and numbers come out" if np.isfinite(got[0]).any() else ""
+            text = "dq: every weight is beyond the format, and numbers come out" if np.isfinite(got["dq"]).any() else ""
             return Kill(SPECIAL, probe.name, None, text) if text else None
         for head in self.truths[probe.name]:
             b, g = head.at
-            answer = {"dq": _stacked(got[0][b, head.heads]), "dk": got[1][b, g], "dv": got[2][b, g]}
+            answer = {name: _stacked(x[b, head.heads]) if name == "dq" else x[b, g] for name, x in got.items()}
             kill = gradients.wrong(probe.name, answer, head.exact, head.bounds[form], where=f" head {b, g} ")
             if kill is not None:
                 return kill
         return None
 
-    def _output_rounding(self, probe: BackwardProbe, stored: Triple, wide: Triple) -> Kill | None:
+    def _output_rounding(self, probe: BackwardProbe, stored: Answer, wide: Answer) -> Kill | None:
         """The shipped form stores the debug form's gradients rounded to nearest: the same text computes them."""
         flushes = self.models[""].path.flushes_operands
-        for name, have, full in zip(gradients.OUTPUTS, stored, wide, strict=True):
-            full = np.where(flushes & (np.abs(full) < LEAST_NORMAL), 0.0, full)
-            wanted = round_to(full, probe.dtype)
+        for name, have in stored.items():
+            full = np.where(flushes & (np.abs(wide[name]) < LEAST_NORMAL), 0.0, wide[name])
+            wanted = round_to(full, probe.case.dtype)
             wrong = ~((wanted == have) | (np.isnan(wanted) & np.isnan(have)))
             if wrong.any():
                 at = tuple(map(int, np.argwhere(wrong)[0]))
@@ -102,7 +106,7 @@ class BackwardJudge:
     def _truth(self, probe: BackwardProbe) -> list[_Head]:
         """Raises: ValueError for a probe outside of the domain of the bound."""
         made, found = probe.case, []
-        if probe.name == WRONG_LSE:
+        if probe.case.name == WRONG_LSE:
             return []
         group = made.q.shape[1] // made.k.shape[1]
         for b, g in np.ndindex(made.k.shape[:2]):
@@ -122,7 +126,9 @@ class BackwardJudge:
                 "given": (np.nan_to_num(o), np.where(np.isneginf(lse) | np.isfinite(lse), lse, 0.0)),
             }
             bounds = {}
-            for form, model in self.models.items():
+            for form, made_for in self.models.items():
+                in_memory = self.sums_anywhere and not probe.in_order and any(made.wanted[1:])
+                model = replace(made_for, dq_restarts=made_for.dq_restarts or in_memory)
                 bound = backward(*arrays, model=model, br=self.br, bc=self.bc, heads=group, **words)  # type: ignore[arg-type]
                 outside = outside_backward_domain(*arrays, model=model, bound=bound, **words)  # type: ignore[arg-type]
                 if outside:

@@ -7,6 +7,7 @@ query heads in groups, a large LSE, dS that drifts over 1024 keys, ...
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,44 +26,42 @@ DRIFT_KEYS = 1024
 
 @dataclass(frozen=True, eq=False)
 class BackwardProbe:
-    """A case, the gradients of the loss by O (B,Hq,Nq,dv) and LSE (B,Hq,Nq), and the forward pass's O and LSE."""
+    """A case with dO and maybe dLSE, and the O (B,Hq,Nq,dv) and LSE (B,Hq,Nq) of the forward pass."""
 
     case: Case
-    do: Array  # values of the case's dtype
-    dlse: Array | None  # values of the format of LSE
     o: Array
     lse: Array
-    do_layout: str = "contiguous"  # "transposed": the column is not the dimension with stride 1
+    in_order: bool = False  # where a kernel has a choice: sums in a fixed order
 
     @property
     def name(self) -> str:
-        return self.case.name
+        return f"{self.case.name}, in order" if self.in_order else self.case.name
 
     @property
-    def dtype(self) -> str:
-        return self.case.dtype
+    def do(self) -> Array:
+        assert self.case.do is not None
+        return self.case.do
+
+    @property
+    def dlse(self) -> Array | None:
+        return self.case.dlse
 
 
-def statistics(dtype: str) -> str:
-    """The format of LSE and dLSE."""
-    return "float64" if dtype == "float64" else "float32"
-
-
-def of_case(made: Case, *, dlse: bool = False, do: Array | None = None, do_layout: str = "contiguous") -> BackwardProbe:
+def of_case(made: Case, *, dlse: bool = False, do: Array | None = None) -> BackwardProbe:
     """`made` with dO (drawn unless given) and, if asked, dLSE; O and LSE of exact attention, NaN rows as rows of 0."""
     sizes = made.sizes
     rows = (sizes["B"], sizes["Hq"], sizes["Nq"])
     rng = np.random.default_rng([made.seed, *sizes.values()])
     drawn = representable(rng.standard_normal((*rows, sizes["dv"])), made.dtype)
-    by_lse = round_to(rng.standard_normal(rows), statistics(made.dtype)) if dlse else None
+    by_lse = round_to(rng.standard_normal(rows), made.lse_dtype) if dlse else None
     o, lse = np.zeros_like(drawn), np.zeros(rows)
     for b, h, q, k, v in made.heads():
         length = None if made.key_lengths is None else made.key_lengths[b]
         e = special.expect(q, k, v, visible=made.visible(b), length=length)
         exact = float64.attention(e.q, e.k, e.v, scale=made.scale, visible=e.visible)
         o[b, h], lse[b, h] = exact.o, exact.lse
-    given = representable(o, made.dtype), round_to(lse, statistics(made.dtype))
-    return BackwardProbe(made, drawn if do is None else do, by_lse, *given, do_layout=do_layout)
+    asked = replace(made, do=drawn if do is None else do, dlse=by_lse, gradient="gaussian")
+    return BackwardProbe(asked, representable(o, made.dtype), round_to(lse, made.lse_dtype))
 
 
 def probes(dtype: str, *, d: int, dv: int, br: int, bc: int, seed: int = 3) -> list[BackwardProbe]:
@@ -71,9 +70,8 @@ def probes(dtype: str, *, d: int, dv: int, br: int, bc: int, seed: int = 3) -> l
     def drawn(name: str, family: str = "gaussian", **sizes: Any) -> Case:
         return case(FAMILIES[family], Shape(**sizes), name, dtype=dtype, d=d, dv=dv, seed=seed)
 
-    def plain(name: str, family: str = "gaussian", *, dlse: bool = False, do_layout: str = "contiguous", **sizes: Any
-              ) -> BackwardProbe:  # fmt: skip
-        return of_case(drawn(name, family, **sizes), dlse=dlse, do_layout=do_layout)
+    def plain(name: str, family: str = "gaussian", *, dlse: bool = False, **sizes: Any) -> BackwardProbe:
+        return of_case(drawn(name, family, **sizes), dlse=dlse)
 
     tall = plain("rows without a key", nq=bc + 7, nk=bc - 3, hq=2, causal="bottom_right", dlse=True)
     for x in (tall.do, tall.dlse, tall.o, tall.case.q):
@@ -84,6 +82,8 @@ def probes(dtype: str, *, d: int, dv: int, br: int, bc: int, seed: int = 3) -> l
     spoilt_lse.dlse[:, :, 4] = np.nan  # type: ignore[index]
     infinite = plain("an LSE of +inf", nq=5, nk=bc + 3, hq=2)
     infinite.lse[:, 0, 1] = np.inf
+    unseen = plain("an LSE of -inf", nq=5, nk=bc + 3, hq=2, hkv=1)
+    unseen.lse[:, 0, 1] = -np.inf  # the row counts as one without a key, whatever the mask says
     wrong = plain(WRONG_LSE, nq=5, nk=bc + 3)
     one = drawn("one key", nq=2, nk=1, hq=2, hkv=1)
     return [
@@ -100,19 +100,32 @@ def probes(dtype: str, *, d: int, dv: int, br: int, bc: int, seed: int = 3) -> l
         plain("rising maximum", "late_max", nq=br + 2, nk=2 * bc),
         _large_lse(drawn("large LSE", nq=br + 2, nk=bc + 9)),
         plain("constant values", "constant_values", nq=5, nk=2 * bc + 1, dlse=True),
-        plain("strided", nq=br + 2, nk=bc + 2, b=2, hq=4, hkv=4, layout="bnhd", do_layout="transposed"),
+        _with(plain("strided", nq=br + 2, nk=bc + 2, b=2, hq=4, hkv=4, layout="bnhd"), do_layout="transposed"),
         plain("padded rows", nq=5, nk=bc + 3, hq=2, hkv=2, layout="padded"),
         plain("a scale of 0.1", "odd_scale", nq=5, nk=bc + 1),
+        _with(plain("dQ alone", nq=br + 3, nk=bc + 5, hq=2, hkv=1, dlse=True), wanted=(True, False, False)),
+        _with(plain("dK alone", nq=br + 3, nk=bc + 5, hq=2, hkv=1), wanted=(False, True, False)),
+        _with(plain("dV alone", nq=br + 3, nk=bc + 5, hq=2, hkv=1), wanted=(False, False, True)),
         tall,
         spoilt,
         spoilt_lse,
         infinite,
+        unseen,
         replace(wrong, lse=np.full_like(wrong.lse, -1e5)),
         _absent_keys(drawn("scores of -inf", nq=bc + 5, nk=bc + 5, causal="top_left")),
         plain("no keys", nq=3, nk=0),
         plain("no rows", nq=0, nk=3),
         _drift(dtype, d=d, dv=dv, seed=seed),
     ]
+
+
+def both_ways(found: Sequence[BackwardProbe]) -> list[BackwardProbe]:
+    """Each probe as it is, and then with sums in a fixed order."""
+    return [*found, *(replace(probe, in_order=True) for probe in found)]
+
+
+def _with(probe: BackwardProbe, **words: Any) -> BackwardProbe:
+    return replace(probe, case=replace(probe.case, **words))
 
 
 def _large_lse(made: Case) -> BackwardProbe:

@@ -16,6 +16,7 @@ from verify.mutate import isolate, targets, targets_backward, units
 from verify.mutate.kill import CHECKS, Result
 from verify.mutate.mutant import Mutant
 from verify.mutate.synchronisation import SUFFIX, Synchronisation, archs
+from verify.mutate.synchronisation_backward import BackwardSynchronisation
 from verify.progress import Step, silent
 
 TIMEOUT_S = 300.0  # one mutant, compilation included
@@ -27,9 +28,11 @@ TARGETS: dict[str, Callable[[], targets.Target]] = {
     "spec-backward": targets_backward.SpecBackward,
     "cpu-backward": targets_backward.vector,
     "cpu-amx-backward": targets_backward.matrix,
+    "sm80-backward": targets_backward.sm80,
 }
 for _arch in archs():
     TARGETS[f"{_arch}{SUFFIX}"] = partial(Synchronisation, _arch)
+TARGETS["sm80-backward-sync"] = BackwardSynchronisation
 
 
 def here() -> list[str]:

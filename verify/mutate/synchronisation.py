@@ -6,11 +6,10 @@ emitted texts of a few packages (`sync.py`), run over a few shapes in every sche
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path as Folder
 from typing import Any
 
@@ -24,13 +23,13 @@ from verify.cases import Case
 from verify.devices import takes
 from verify.emulator import build
 from verify.emulator.device import Call
-from verify.emulator.emulator import SCHEDULES, Emulator
+from verify.emulator.emulator import SCHEDULES, Emulator, Run
 from verify.inputs import FAMILIES
-from verify.mutate import sync
+from verify.mutate import sync, texts
 from verify.mutate.judge_kernel import Judge
 from verify.mutate.kill import ERROR, FINDING, Kill, Result
 from verify.mutate.mutant import Inapplicable, Mutant
-from verify.mutate.targets import path_of_variant
+from verify.mutate.targets import Jury, path_of_variant
 from verify.suite import Shape, case
 
 SUFFIX = "-sync"
@@ -78,57 +77,26 @@ def archs() -> list[str]:
     return list(by_module.values())
 
 
+Ran = tuple[Run, Callable[[], Kill | None]]  # what the checker saw; what is wrong with the results
+
+
 @dataclass(frozen=True)
 class Host:
     """One kernel of a package: its texts, the folder with the rest of what it includes, the judge of its results."""
 
     label: str
-    unit: str
+    path: str  # of the kernel's file
     files: Mapping[str, bytes]  # of the package
     includes: Folder
-    judge: Judge
-
-    @property
-    def path(self) -> str:
-        return f"csrc/forward_{self.unit}.cu"
-
-    @property
-    def parts(self) -> list[str]:
-        """The kernel's file and the headers of ours that it includes, directly or not, without the PTX wrappers."""
-        found = [self.path]
-        for path in found:  # grows on the way
-            for name in _INCLUDE.findall(self.files[path].decode()):
-                part = f"csrc/{name}"
-                if part in self.files and not name.startswith(("ptx_", "forward.h")) and part not in found:
-                    found.append(part)
-        return found
-
-    def text(self, files: Mapping[str, bytes]) -> str:
-        """The kernel's file with those headers in place of the lines that include them, each once."""
-        seen: set[str] = set()
-
-        def opened(path: str) -> str:
-            def put(line: re.Match[str]) -> str:
-                part = f"csrc/{line[1]}"
-                if part not in self.parts:
-                    return line[0]
-                if part in seen:
-                    return ""
-                seen.add(part)
-                return opened(part)
-
-            return _INCLUDE.sub(put, files[path].decode())
-
-        return opened(self.path)
-
-
-_INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
+    judge: Jury
+    call: Callable[[Emulator, Any], Ran]  # of one case of the judge
 
 
 class Synchronisation:
     """All synchronisation mutants of one target."""
 
     inapplicable: Sequence[Inapplicable] = ()
+    explained: Mapping[str, str] = EXPLAINED
 
     def __init__(self, arch: str) -> None:
         self.arch, self.name = arch, f"{arch}{SUFFIX}"
@@ -151,15 +119,22 @@ class Synchronisation:
                 label = f"d={d}{f' dv={dv}' if dv != d else ''} {path.br}x{path.bc}"
                 if len(units) > 1:
                     label += f" {unit.removeprefix(f'{self.arch}_')}"
-                made.append(Host(label, unit, files, folder / "csrc", Judge({"": path}, cases)))
+                judge = Judge({"": path}, cases)
+                call = partial(self._forward, unit, judge)
+                made.append(Host(label, f"csrc/forward_{unit}.cu", files, folder / "csrc", judge, call))
         return made
+
+    def _forward(self, unit: str, judge: Judge, emulator: Emulator, one: Case) -> Ran:
+        call = Call.of(one, tma=self.arch in DEVICES and DEVICES[self.arch].is_exact)
+        run = call.launch(emulator, unit)
+        return run, lambda: judge.hear(one, "", call.result("o"), call.result("lse"))
 
     @cached_property
     def mutants(self) -> Sequence[Mutant]:
         return [
-            replace(m, name=name, equivalent=EXPLAINED.get(f"{self.arch} {name}"))
+            replace(m, name=name, equivalent=self.explained.get(f"{self.arch} {name}"))
             for host in self.hosts
-            for part in host.parts
+            for part in texts.parts(host.files, host.path)
             for m in sync.statements(part, host.files[part].decode())
             for name in (f"{host.label} {m.name}",)
         ]
@@ -182,21 +157,20 @@ class Synchronisation:
 
     def _notice(self, host: Host, files: Mapping[str, bytes]) -> tuple[Kill | None, int]:
         """The first finding of any run, else the first wrong result; and the number of runs."""
-        emulator = Emulator(build.library(host.text(files), includes=[host.includes], name=Folder(host.path).name))
-        exact = self.arch in DEVICES and DEVICES[self.arch].is_exact
+        text, name = texts.flat(files, host.path), host.path.removeprefix("csrc/")
+        emulator = Emulator(build.library(text, includes=[host.includes], name=name))
         wrong, runs = None, 0
         for schedule in SCHEDULES:
             emulator.configure(schedule)
             for one in host.judge.cases:
-                call = Call.of(one, tma=exact)
-                run = call.launch(emulator, host.unit)
+                run, hear = host.call(emulator, one)
                 runs += 1
                 where = f"{one.name}, {schedule.name}"
                 if run.findings:
                     return Kill(FINDING, where, None, run.findings[0].sentence), runs
                 if run.code:
                     return Kill(ERROR, where, None, f"the launch returned CUDA error {run.code}"), runs
-                wrong = wrong or host.judge.hear(one, "", call.result("o"), call.result("lse"))
+                wrong = wrong or hear()
         return wrong, runs
 
 

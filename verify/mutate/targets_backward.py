@@ -8,19 +8,31 @@ from typing import Any
 from codegen.problem import Problem
 from verify import arithmetic, packages
 from verify.bounds.backward_model import backward_model
+from verify.emulator import build
+from verify.emulator.emulator import SCHEDULES, Emulator
 from verify.mutate import (
     catalogue_amx_backward,
     catalogue_cpu_backward,
+    catalogue_sm80_backward,
     catalogue_spec_backward,
+    emulated_backward,
     probes_backward,
     probes_spec_backward,
+    texts,
     units,
     units_backward,
 )
-from verify.mutate.judge_backward import BackwardJudge
+from verify.mutate.judge_backward import Answer, BackwardJudge
 from verify.mutate.judge_kernel import FORMS
 from verify.mutate.mutant import Inapplicable, Mutant
+from verify.mutate.probes_backward import BackwardProbe
 from verify.mutate.targets import Host, Kernels, Spec
+
+# Two stages, and P shared among the warps of a key tile, as in the plans of most packages.
+SM80_KEYS = {"br": 32, "bc": 64, "warps": 4, "row_warps": 2, "stages": 2}
+SM80_QUERY = {"br": 64, "bc": 32, "row_tiles": 1, "stages": 2}
+# A K of -inf meets a dS of 0 in the matrix unit: NaN, where the CPU kernels leave the pair out.
+SM80_NOT_ASKED = ("scores of -inf",)
 
 
 class SpecBackward(Spec):
@@ -62,6 +74,43 @@ class CpuBackward(Kernels):
         return units_backward.Unit(units_backward.library(files, self.isa), self.isa, dtype, debug=debug)
 
 
+class EmulatedBackward(Kernels):
+    """The mma.sync backward kernels, run by the emulator in one schedule; a finding kills as well.
+
+    Every probe is heard twice: with dQ summed in memory, and with sums in a fixed order, which is another kernel.
+    """
+
+    def problem(self, dtype: str, *, debug: bool) -> Problem:
+        return packages.request(sram="163KB", d=24, dv=40, dtypes=(dtype,), archs=(self.isa,), debug=debug)
+
+    def host(self, dtype: str) -> Host:
+        asked = self.problem(dtype, debug=False)
+        made = emulated_backward.plan(asked.d, asked.dv, keys=SM80_KEYS, query=SM80_QUERY)
+        files, models = {}, {}
+        for form in FORMS:
+            is_debug = form == "debug"
+            files[form] = emulated_backward.files(self.problem(dtype, debug=is_debug), dtype, made)
+            path = arithmetic.model(emulated_backward.ARITHMETIC, dtype, debug=is_debug)
+            models[form] = backward_model(path, dq_restarts=False)
+        found = probes_backward.probes(dtype, d=asked.d, dv=asked.dv, br=made.br, bc=made.bc)
+        found = [p for p in found if p.name not in SM80_NOT_ASKED]
+        judge = BackwardJudge(models, made.br, made.bc, probes_backward.both_ways(found), sums_anywhere=True)
+        return Host(files, judge, f"{self.isa}/{dtype} Br={made.br} Bc={made.bc}")
+
+    def load(self, files: Mapping[str, bytes], dtype: str, *, debug: bool) -> Any:
+        path = emulated_backward.PATH
+        text, includes = texts.flat(files, path), [texts.written(files)]
+        emulator = Emulator(build.library(text, includes=includes, name=path.removeprefix("csrc/")))
+        emulator.configure(SCHEDULES[0])
+
+        def run(probe: BackwardProbe) -> Answer:
+            done, call = emulated_backward.launch(emulator, probe, debug=debug)
+            done.check()
+            return emulated_backward.answer(call)
+
+        return run
+
+
 def vector() -> CpuBackward:
     """The backward vector kernels of the CPU, on the middle instruction set that this machine has."""
     isa = "v3" if units.runs_here("v3") else "baseline"
@@ -73,3 +122,9 @@ def matrix() -> CpuBackward:
     """The backward kernel of the CPU's matrix unit."""
     seeded = catalogue_amx_backward
     return CpuBackward("cpu-amx-backward", seeded.MUTANTS, seeded.INAPPLICABLE, "bf16", "amx")
+
+
+def sm80() -> EmulatedBackward:
+    """The mma.sync backward kernels, on the emulator."""
+    seeded = catalogue_sm80_backward
+    return EmulatedBackward("sm80-backward", seeded.MUTANTS, seeded.INAPPLICABLE, "bf16", emulated_backward.ARCH)

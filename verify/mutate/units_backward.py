@@ -18,25 +18,11 @@ from codegen.plans import cpu, cpu_backward, cpu_backward_amx
 from codegen.plans.cpu_isa import VECTOR_ISAS
 from codegen.problem import Problem
 from verify.cases import CAUSAL, Array
+from verify.guarded import BackwardArgs
 from verify.mutate import units
-from verify.mutate.probes_backward import BackwardProbe, statistics
+from verify.mutate.probes_backward import BackwardProbe
 
-_ARRAYS = ("q", "k", "v", "o", "lse", "dout", "dlse", "dq", "dk", "dv")
 Plan = cpu_backward.BackwardPlan | cpu_backward_amx.AmxBackwardPlan
-
-
-class BackwardArgs(ctypes.Structure):
-    """csrc/backward.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in _ARRAYS),
-        *((name, ctypes.c_int64) for name in ("B", "Hq", "Hkv", "Nq", "Nk")),
-        *((f"{name}_stride", ctypes.c_int64 * (4 if name == "dout" else 3)) for name in _ARRAYS),
-        ("key_lengths", ctypes.c_void_p),
-        ("scale", ctypes.c_double),
-        ("causal", ctypes.c_int),
-        ("deterministic", ctypes.c_int),
-    )
 
 
 _Pointer = ctypes.POINTER(BackwardArgs)
@@ -96,9 +82,9 @@ class Unit:
         entry.restype = ctypes.POINTER(BackwardKernel)
         self.kernel, self.dtype, self.debug = entry(units.CODES[dtype]).contents, dtype, debug
 
-    def __call__(self, probe: BackwardProbe) -> tuple[Array, Array, Array]:
-        """dQ, dK and dV as float64; they and the shared memory start as NaN."""
-        made, wide = probe.case, statistics(self.dtype)
+    def __call__(self, probe: BackwardProbe) -> dict[str, Array]:
+        """The wanted of dq, dk and dv as float64; they and the shared memory start as NaN."""
+        made, wide = probe.case, probe.case.lse_dtype
         stored = units.DTYPES[wide if self.debug else self.dtype]
         arrays = {"q": units.placed(made.q, self.dtype, made.layout), "dout": self._dout(probe)}
         arrays["k"], arrays["v"] = units.keys_of(made, self.dtype)
@@ -106,7 +92,8 @@ class Unit:
         arrays["lse"] = units.placed(probe.lse[..., None], wide, "contiguous")
         if probe.dlse is not None:
             arrays["dlse"] = units.placed(probe.dlse[..., None], wide, "contiguous")
-        arrays |= {f"d{name}": np.full(arrays[name].shape, np.nan, stored) for name in "qkv"}
+        wanted = [name for name, asked in zip("qkv", made.wanted, strict=True) if asked]
+        arrays |= {f"d{name}": np.full(arrays[name].shape, np.nan, stored) for name in wanted}
         lengths = None if made.key_lengths is None else np.array(made.key_lengths, np.int64)
         sizes = made.sizes
         args = BackwardArgs(
@@ -124,11 +111,10 @@ class Unit:
         self.kernel.begin(ctypes.byref(args), shared)
         if self.kernel.run(ctypes.byref(args), shared, ctypes.addressof(counter)):
             raise MemoryError("the kernel found no memory")
-        dq, dk, dv = (arrays[f"d{name}"].astype(np.float64) for name in "qkv")
-        return dq, dk, dv
+        return {f"d{name}": arrays[f"d{name}"].astype(np.float64) for name in wanted}
 
     def _dout(self, probe: BackwardProbe) -> np.ndarray:
-        if probe.do_layout == "transposed":  # stored (B, H, dv, Nq)
+        if probe.case.do_layout == "transposed":  # stored (B, H, dv, Nq)
             return units.placed(probe.do.swapaxes(2, 3), self.dtype, "contiguous").swapaxes(2, 3)
         return units.placed(probe.do, self.dtype, probe.case.layout)
 
