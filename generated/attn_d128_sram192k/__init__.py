@@ -1,6 +1,6 @@
 # Emitted by tileproof 0.1.0: codegen --sram 192KB --d 128
 # Do not edit: `codegen --check` compares it with a regeneration.
-# Templates: sha256 2f014014d576efee
+# Templates: sha256 7d2597a73355c16c
 """Exact attention kernels for d=128, dv=128, planned for 196608 bytes of fast memory.
 
     from attn_d128_sram192k import attention
@@ -11,7 +11,7 @@ The kernels are compiled on first use and cached (see build.py). This does it ah
 
     python -m attn_d128_sram192k build
 
-There is no backward yet: a call that would need one raises NotImplementedError.
+The results are differentiable by q, k and v (on cpu and cuda tensors), so models that use it train.
 """
 
 from .build import BuildError, build

@@ -1,6 +1,6 @@
 # Emitted by tileproof 0.1.0: codegen --sram 192KB --d 128
 # Do not edit: `codegen --check` compares it with a regeneration.
-# Templates: sha256 af0d108dddb48102
+# Templates: sha256 cd4c65668012d3ab
 """What a request must satisfy: the rules of csrc/binding.h again, with the same sentences.
 
 The bindings check every call on real tensors. These checks serve where no binding runs: on fake and meta tensors
@@ -8,6 +8,8 @@ The bindings check every call on real tensors. These checks serve where no bindi
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -26,6 +28,8 @@ SUPPORTED = {
     "cpu": {"float32", "float64", "bf16", "fp16"},
     "cuda": {"bf16", "fp16"},
 }
+# Device types whose calls may need a gradient; meta tensors stand for any.
+BACKWARD_DEVICES = {"cpu", "cuda", "meta"}
 CAUSAL_CODES = {False: 0, True: 1, "bottom_right": 1, "top_left": 2}
 
 
@@ -70,7 +74,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor | None, scale: fl
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(
             f"q, k and v must share one dtype; got q {_name(q.dtype)}, k {_name(k.dtype)}, v {_name(v.dtype)} "
-            "(autocast does not reach this op: cast them)"
+            "(autocast leaves float64 as it is: cast them)"
         )
     if not q.device == k.device == v.device:
         raise ValueError(f"q, k and v must be on one device; got q on {q.device}, k on {k.device}, v on {v.device}")
@@ -93,6 +97,30 @@ def check(q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor | None, scale: fl
         raise ValueError(f"causal must be 0 (none), 1 (bottom_right) or 2 (top_left); got {causal}")
     if key_lengths is not None:
         _check_key_lengths(key_lengths, q)
+
+
+def check_results(dout: Tensor, dlse: Tensor | None, q: Tensor, o: Tensor, lse: Tensor, wanted: Sequence[bool]) -> None:
+    """Raise ValueError, with one sentence, unless the backward op can take these beside q, k and v that `check` passed.
+
+    o, lse: what the forward op returned. wanted: which of dq, dk and dv to compute.
+    """
+    rows = tuple(q.shape[:3])
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    for name, t, shape, dtype in (
+        ("dout", dout, (*rows, DV), q.dtype), ("dlse", dlse, rows, wide),
+        ("o", o, (*rows, DV), q.dtype), ("lse", lse, rows, wide),
+    ):  # fmt: skip
+        if t is None:
+            continue
+        if t.layout != torch.strided or t.is_nested:
+            raise ValueError(f"{name} must be a dense tensor; its layout is {t.layout}, {t.dtype}")
+        if (tuple(t.shape), t.dtype, t.device) != (shape, dtype, q.device):
+            raise ValueError(
+                f"{name} must be {_name(dtype)} of shape {shape} on {q.device} for these q, k and v; "
+                f"got {_name(t.dtype)} of shape {_shape(t)} on {t.device}"
+            )
+    if len(wanted) != 3:
+        raise ValueError(f"wanted must say for each of dq, dk, dv whether to compute it; got {len(wanted)} values")
 
 
 def _check_dtype(q: Tensor) -> None:

@@ -1,6 +1,6 @@
 # Emitted by tileproof 0.1.0: codegen --sram 192KB --d 128
 # Do not edit: `codegen --check` compares it with a regeneration.
-# Templates: sha256 35ae6c89a916c5e3
+# Templates: sha256 d244832e19a84335
 """What to compile for a device, and with which commands.
 
 The compilers are run directly. torch.utils.cpp_extension.load cannot build without loading: a build for another
@@ -22,7 +22,7 @@ import torch
 from . import contents, toolchain
 from .cache import BuildError
 
-NAMESPACE = "tileproof_attn_d128_sram192k_f05a2fd0fa59"
+NAMESPACE = "tileproof_attn_d128_sram192k_a58563c2cab4"
 # The oldest torch whose stable ABI the bindings use, as (major, minor).
 TORCH_MINIMUM = (2, 10)
 KERNEL_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast")
@@ -35,10 +35,12 @@ ISA_FLAGS: dict[str, tuple[str, ...]] = {
 }
 # The units of this package.
 CPU_ISAS: tuple[str, ...] = ("v4", "v3", "baseline", "amx")
+CPU_BACKWARD_ISAS: tuple[str, ...] = ("v4", "v3", "baseline", "amx")
 # CUDA target -> (least capability, bytes of shared memory of its hungriest kernel).
 CUDA_TARGETS: dict[str, tuple[int, int]] = {
-    "sm80": (80, 131072),
+    "sm80": (80, 164864),
 }
+CUDA_BACKWARD_TARGETS: tuple[str, ...] = ("sm80",)
 # Capability -> bytes of shared memory that one block may ask for (CUDA C++ Programming Guide 13, technical
 # specifications per compute capability).
 SHARED_MEMORY = {
@@ -78,7 +80,7 @@ def needs(capabilities: Sequence[int] = ()) -> dict[str, Any]:
 
 
 def cpu() -> Recipe:
-    """The library for CPU tensors: one object per instruction set, and the binding.
+    """The library for CPU tensors: one object per pass and instruction set, and the binding.
 
     Raises: BuildError.
     """
@@ -86,6 +88,7 @@ def cpu() -> Recipe:
     isas = [isa for isa in CPU_ISAS if platform.machine() == "x86_64" or isa == "baseline"]
     sources = [("binding_cpu", _binding_flags())]
     sources += [(f"forward_cpu_{isa}", (*KERNEL_FLAGS, *ISA_FLAGS[isa])) for isa in isas]
+    sources += [(f"backward_cpu_{isa}", (*KERNEL_FLAGS, *ISA_FLAGS[isa])) for isa in isas if isa in CPU_BACKWARD_ISAS]
     steps = [(*compiler.command, *flags, "-c", f"{{csrc}}/{unit}.cpp", "-o", f"{unit}.o") for unit, flags in sources]
     steps.append(_link(compiler, "cpu", [unit for unit, _ in sources], ["-ltorch_cpu", "-lc10"]))
     return Recipe(f"cpu ({', '.join(isas)}) with {compiler.version}", steps, needs(), [compiler])
@@ -118,8 +121,9 @@ def cuda(capabilities: Sequence[int]) -> Recipe:
     steps = [(*compiler.command, *binding, "-c", "{csrc}/binding_cuda.cpp", "-o", "binding_cuda.o")]
     units = ["binding_cuda"]
     host = next(word for word in compiler.command if Path(word).name not in _LAUNCHERS)
-    for name, flags in code.items():
-        unit = f"forward_{name}"
+    kernel_units = [(f"forward_{name}", flags) for name, flags in code.items()]
+    kernel_units += [(f"backward_{name}", flags) for name, flags in code.items() if name in CUDA_BACKWARD_TARGETS]
+    for unit, flags in kernel_units:
         steps.append((
             *toolkit.nvcc.command, "-ccbin", host, "-O3", "-std=c++17", *flags, "-Xcompiler=-fPIC,-fvisibility=hidden",
             "-c", f"{{csrc}}/{unit}.cu", "-o", f"{unit}.o",

@@ -1,6 +1,6 @@
 // Emitted by tileproof 0.1.0: codegen --sram 192KB --d 128
 // Do not edit: `codegen --check` compares it with a regeneration.
-// Templates: sha256 662678c27b21bfbb
+// Templates: sha256 951af7d3558d2071
 //
 // What the two bindings share: the checks of the op's arguments, copies of layouts that a kernel cannot read, and the
 // outputs. Written on torch's stable C ABI (torch/csrc/stable/), so that one build serves later versions of torch.
@@ -88,7 +88,7 @@ inline void check_tensors(const Tensor& q, const Tensor& k, const Tensor& v) {
            ", v " + shape(v));
   if (q.scalar_type() != k.scalar_type() || q.scalar_type() != v.scalar_type())
     refuse("q, k and v must share one dtype; got q " + dtype_name(q) + ", k " + dtype_name(k) + ", v " +
-           dtype_name(v) + " (autocast does not reach this op: cast them)");
+           dtype_name(v) + " (autocast leaves float64 as it is: cast them)");
   if (!same_device(q, k) || !same_device(q, v))
     refuse("q, k and v must be on one device; got q on " + device(q) + ", k on " + device(k) + ", v on " + device(v));
   if (q.size(3) != kD || k.size(3) != kD)
@@ -132,6 +132,12 @@ inline Tensor fresh_copy(const Tensor& t, ScalarType dtype) {
   Tensor copy = torch::stable::new_empty(t, t.sizes(), dtype);
   torch::stable::copy_(copy, t);
   return copy;
+}
+
+// Lengths as kernels read them: int64, in one piece.
+inline Tensor contiguous_lengths(const Tensor& lengths) {
+  const bool usable = lengths.scalar_type() == ScalarType::Long && lengths.is_contiguous();
+  return usable ? lengths : fresh_copy(lengths, ScalarType::Long);
 }
 
 // Whether a kernel can read the layout: unit last stride and, if `alignment` (bytes) is not 0, 16-byte aligned rows.
@@ -178,10 +184,7 @@ inline Call prepare(const Tensor& q, const Tensor& k, const Tensor& v, const std
   call.o = torch::stable::new_empty(q, {B, Hq, Nq, kDv}, q.scalar_type());
   call.lse = torch::stable::new_empty(q, {B, Hq, Nq}, wide);
   call.is_empty = call.lse.numel() == 0;
-  if (key_lengths) {
-    const bool usable = key_lengths->scalar_type() == ScalarType::Long && key_lengths->is_contiguous();
-    call.key_lengths = usable ? *key_lengths : fresh_copy(*key_lengths, ScalarType::Long);
-  }
+  if (key_lengths) call.key_lengths = contiguous_lengths(*key_lengths);
 
   ForwardArgs& args = call.args;
   args.q = call.q.const_data_ptr();

@@ -1,8 +1,8 @@
 // Emitted by tileproof 0.1.0: codegen --sram 192KB --d 128
 // Do not edit: `codegen --check` compares it with a regeneration.
-// Templates: sha256 7d45a900ce039be2
+// Templates: sha256 cb7ee2ef39ad31e8
 //
-// The op on CPU tensors: picks the best instruction set that this machine has (or the one that TILEPROOF_CPU_ISA
+// The ops on CPU tensors: picks the best instruction set that this machine has (or the one that TILEPROOF_CPU_ISA
 // names, read at every call) and runs its kernel on torch's own threads.
 #include <cerrno>
 #include <cstdlib>
@@ -15,12 +15,17 @@
 #endif
 
 #include "binding.h"
+#include "binding_backward.h"
 
 extern "C" {
 const ForwardKernel* attention_forward_v4(int dtype);
 const ForwardKernel* attention_forward_v3(int dtype);
 const ForwardKernel* attention_forward_baseline(int dtype);
 const ForwardKernel* attention_forward_amx(int dtype);
+const BackwardKernel* attention_backward_v4(int dtype);
+const BackwardKernel* attention_backward_v3(int dtype);
+const BackwardKernel* attention_backward_baseline(int dtype);
+const BackwardKernel* attention_backward_amx(int dtype);
 }
 
 namespace {
@@ -54,18 +59,19 @@ struct Unit {
   const char* isa;
   bool is_present;
   const ForwardKernel* (*kernel)(int dtype);
+  const BackwardKernel* (*backward)(int dtype);  // null: this instruction set has none
 };
 
 // Best first. Filled once: asking the machine, and the permission for tiles, takes system calls.
 const Unit* begin_units() {
   static const Unit units[] = {
 #if defined(__x86_64__)
-      {"amx", has_amx(), attention_forward_amx},
-      {"v4", has_v4(), attention_forward_v4},
-      {"v3", has_v3(), attention_forward_v3},
+      {"amx", has_amx(), attention_forward_amx, attention_backward_amx},
+      {"v4", has_v4(), attention_forward_v4, attention_backward_v4},
+      {"v3", has_v3(), attention_forward_v3, attention_backward_v3},
 #endif
-      {"baseline", true, attention_forward_baseline},
-      {nullptr, false, nullptr},
+      {"baseline", true, attention_forward_baseline, attention_backward_baseline},
+      {},
   };
   return units;
 }
@@ -95,8 +101,16 @@ const Unit& choose(int dtype, const std::string& dtype_name) {
                   dtype_name + " kernel; there are " + usable_isas(dtype));
 }
 
+// The unit whose backward kernel belongs to a forward pass by `unit`: itself, or the next best one that has a kernel.
+const Unit& backward_unit(const Unit& unit, int dtype) {
+  for (const Unit* other = &unit; other->isa; ++other)
+    if (other->is_present && other->backward && other->backward(dtype)) return *other;
+  binding::refuse("this package has no backward cpu kernel for " + std::string(binding::kDTypeNames[dtype]));
+}
+
 // Lengths are in host memory, so a wrong one is an error at the call.
-void check_length_values(const ForwardArgs& args) {
+template <class Args>
+void check_length_values(const Args& args) {
   for (int64_t b = 0; args.key_lengths && b < args.B; ++b)
     if (args.key_lengths[b] < 0 || args.key_lengths[b] > args.Nk)
       binding::refuse("key_lengths[" + std::to_string(b) + "] is " + std::to_string(args.key_lengths[b]) +
@@ -140,7 +154,8 @@ SharedMemory::Block* SharedMemory::kept = nullptr;
 // Starting torch's threads takes about 5 microseconds: as long as this many multiply-adds take on one of them.
 constexpr int64_t kNotWorthThreads = 1 << 16;
 
-bool is_small(const ForwardArgs& args) {
+template <class Args>
+bool is_small(const Args& args) {
   double work = binding::kD + binding::kDv;
   for (const int64_t size : {args.B, args.Hq, args.Nq, args.Nk}) work *= static_cast<double>(size);
   return work < kNotWorthThreads;
@@ -151,30 +166,48 @@ void on_threads(int64_t threads, const Work& work) {
   torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) { work(); });
 }
 
-void run(const ForwardKernel& kernel, const ForwardArgs& args) {
-  const int64_t threads = is_small(args) ? 1 : torch::stable::get_num_threads();
-  const SharedMemory shared(kernel.shared_bytes ? kernel.shared_bytes(&args) : 0);
-  if (kernel.prepare) {
-    int64_t next = 0;
-    on_threads(threads, [&] { kernel.prepare(&args, shared.get(), &next); });
-  }
-  int64_t next = 0;
-  int status = 0;
-  on_threads(threads, [&] {
-    if (const int error = kernel.run(&args, shared.get(), &next)) __atomic_store_n(&status, error, __ATOMIC_RELAXED);
-  });
+void require_success(int status) {
   if (status == ENOMEM) throw std::bad_alloc();
   if (status != 0) throw std::runtime_error("the attention kernel failed with error " + std::to_string(status));
 }
 
-Call checked(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& key_lengths,
-             double scale, int64_t causal) {
+// One pass of all workers over what they claim from a counter; `work` returns an error number.
+template <typename Work>
+void share_out(int64_t threads, const Work& work) {
+  int64_t next = 0;
+  int status = 0;
+  on_threads(threads, [&] {
+    if (const int error = work(&next)) __atomic_store_n(&status, error, __ATOMIC_RELAXED);
+  });
+  require_success(status);
+}
+
+void run(const ForwardKernel& kernel, const ForwardArgs& args) {
+  const int64_t threads = is_small(args) ? 1 : torch::stable::get_num_threads();
+  const SharedMemory shared(kernel.shared_bytes ? kernel.shared_bytes(&args) : 0);
+  if (kernel.prepare)
+    share_out(threads, [&](int64_t* next) { return kernel.prepare(&args, shared.get(), next), 0; });
+  share_out(threads, [&](int64_t* next) { return kernel.run(&args, shared.get(), next); });
+}
+void run(const BackwardKernel& kernel, const BackwardArgs& args) {
+  const int64_t threads = is_small(args) ? 1 : torch::stable::get_num_threads();
+  const SharedMemory shared(kernel.shared_bytes(&args));
+  kernel.begin(&args, shared.get());
+  share_out(threads, [&](int64_t* next) { return kernel.run(&args, shared.get(), next); });
+}
+void check_inputs(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& key_lengths,
+                  double scale, int64_t causal) {
   binding::check_tensors(q, k, v);
   const int dtype = binding::dtype_code(q);
   choose(dtype, binding::dtype_name(q));
   binding::check_scale(scale, dtype);
   binding::check_causal(causal);
   if (key_lengths) binding::check_key_lengths(*key_lengths, q);
+}
+
+Call checked(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& key_lengths,
+             double scale, int64_t causal) {
+  check_inputs(q, k, v, key_lengths, scale, causal);
   Call call = binding::prepare(q, k, v, key_lengths, scale, causal, 0);
   check_length_values(call.args);
   return call;
@@ -185,10 +218,26 @@ void compute(const Call& call) {
 }
 
 std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v,
-                                   const std::optional<Tensor>& key_lengths, double scale, int64_t causal) {
+                                   const std::optional<Tensor>& key_lengths, double scale, int64_t causal,
+                                   std::optional<bool> /* of the backward pass */) {
   const Call call = checked(q, k, v, key_lengths, scale, causal);
   compute(call);
   return {call.o, call.lse};
+}
+std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& dout, const std::optional<Tensor>& dlse, const Tensor& q,
+                                            const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
+                                            const std::optional<Tensor>& key_lengths, double scale, int64_t causal,
+                                            const std::vector<bool>& wanted, bool deterministic) {
+  check_inputs(q, k, v, key_lengths, scale, causal);
+  binding::check_results(dout, dlse, q, o, lse, wanted);
+  const binding::BackwardCall call = binding::prepare_backward(dout, dlse, q, k, v, o, lse, key_lengths, scale, causal,
+                                                               wanted, deterministic, 0);
+  check_length_values(call.args);
+  if (!call.is_done) {
+    const Unit& unit = backward_unit(choose(call.dtype, binding::dtype_name(q)), call.dtype);
+    run(*unit.backward(call.dtype), call.args);
+  }
+  return {call.dq, call.dk, call.dv};
 }
 int write(const std::string& text, char* out, int capacity) {
   std::snprintf(out, capacity, "%s", text.c_str());
@@ -197,11 +246,21 @@ int write(const std::string& text, char* out, int capacity) {
 
 }  // namespace
 
-// For op.py, through ctypes. Both write text of at most `capacity` bytes.
+// For op.py, through ctypes. All write text of at most `capacity` bytes.
 // The instruction set that a call would run: returns 0 and writes its name, or 1 and writes why there is none.
 extern "C" __attribute__((visibility("default"))) int attention_isa(int dtype, char* out, int capacity) {
   try {
     return write(choose(dtype, binding::kDTypeNames[dtype]).isa, out, capacity);
+  } catch (const std::exception& error) {
+    write(error.what(), out, capacity);
+    return 1;
+  }
+}
+
+// Likewise for a backward call.
+extern "C" __attribute__((visibility("default"))) int attention_backward_isa(int dtype, char* out, int capacity) {
+  try {
+    return write(backward_unit(choose(dtype, binding::kDTypeNames[dtype]), dtype).isa, out, capacity);
   } catch (const std::exception& error) {
     write(error.what(), out, capacity);
     return 1;
@@ -215,4 +274,5 @@ extern "C" __attribute__((visibility("default"))) int attention_isas(int dtype, 
 
 STABLE_TORCH_LIBRARY_IMPL(TILEPROOF_NAMESPACE, CPU, m) {
   m.impl("forward", TORCH_BOX(&forward));
+  m.impl("backward", TORCH_BOX(&backward));
 }

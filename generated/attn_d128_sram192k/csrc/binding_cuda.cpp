@@ -1,8 +1,8 @@
 // Emitted by tileproof 0.1.0: codegen --sram 192KB --d 128
 // Do not edit: `codegen --check` compares it with a regeneration.
-// Templates: sha256 6842825f9581a9be
+// Templates: sha256 8a6035219efdc82f
 //
-// The op on CUDA tensors: runs the kernel that was compiled for the tensors' device, on the caller's current stream of
+// The ops on CUDA tensors: runs the kernel that was compiled for the tensors' device, on the caller's current stream of
 // that device. It never waits for the device, so it can be captured into a CUDA graph.
 #include <cuda_runtime_api.h>
 #include <torch/csrc/stable/accelerator.h>
@@ -10,9 +10,12 @@
 #include <tuple>
 
 #include "binding.h"
+#include "binding_backward.h"
 
 extern "C" {
 int attention_forward_sm80(const ForwardArgs* args, int dtype, void* stream);
+int64_t attention_backward_sm80_scratch(const BackwardArgs* args, int dtype);  // bytes
+int attention_backward_sm80(const BackwardArgs* args, int dtype, void* scratch, void* stream);
 }
 
 namespace {
@@ -23,10 +26,14 @@ using torch::stable::Tensor;
 struct Kernel {
   int capability;  // 10 * major + minor, which the code was compiled for
   int (*forward)(const ForwardArgs*, int, void*);
+  int64_t (*scratch_bytes)(const BackwardArgs*, int);  // device memory that `backward` works in
+  int (*backward)(const BackwardArgs*, int, void*, void*);
 };
 
 // recipe.py compiles for chosen devices only and says so: X(90, sm80) is kernel sm80, compiled for sm_90.
-#define X(capability, target) {capability, attention_forward_##target},
+#define X(capability, target) \
+  {capability, attention_forward_##target, \
+   attention_backward_##target##_scratch, attention_backward_##target},
 constexpr Kernel kKernels[] = {TILEPROOF_CUDA_KERNELS};
 #undef X
 
@@ -73,34 +80,66 @@ void check_dtype(const Tensor& q) {
   binding::refuse("this package has no cuda kernel for " + binding::dtype_name(q) + "; it has " + dtypes);
 }
 
-Call checked(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& key_lengths,
-             double scale, int64_t causal) {
+void check_inputs(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& key_lengths,
+                  double scale, int64_t causal) {
   binding::check_tensors(q, k, v);
   check_dtype(q);
   binding::check_scale(scale, binding::dtype_code(q));
   binding::check_causal(causal);
   if (key_lengths) binding::check_key_lengths(*key_lengths, q);
+}
+
+Call checked(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& key_lengths,
+             double scale, int64_t causal) {
+  check_inputs(q, k, v, key_lengths, scale, causal);
   return binding::prepare(q, k, v, key_lengths, scale, causal, kAlignment);
+}
+
+void* current_stream(int device) {
+  void* stream = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+  return stream;
 }
 
 void compute(const Call& call) {
   if (call.is_empty) return;
   const int device = call.q.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
-  void* stream = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+  void* stream = current_stream(device);
   const int status = choose(device).forward(&call.args, call.dtype, stream);
   check(static_cast<cudaError_t>(status), "the attention kernel was not launched");
 }
 
 std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v,
-                                   const std::optional<Tensor>& key_lengths, double scale, int64_t causal) {
+                                   const std::optional<Tensor>& key_lengths, double scale, int64_t causal,
+                                   std::optional<bool> /* of the backward pass */) {
   const Call call = checked(q, k, v, key_lengths, scale, causal);
   compute(call);
   return {call.o, call.lse};
+}
+std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& dout, const std::optional<Tensor>& dlse, const Tensor& q,
+                                            const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
+                                            const std::optional<Tensor>& key_lengths, double scale, int64_t causal,
+                                            const std::vector<bool>& wanted, bool deterministic) {
+  check_inputs(q, k, v, key_lengths, scale, causal);
+  binding::check_results(dout, dlse, q, o, lse, wanted);
+  const binding::BackwardCall call = binding::prepare_backward(dout, dlse, q, k, v, o, lse, key_lengths, scale, causal,
+                                                               wanted, deterministic, kAlignment);
+  if (!call.is_done) {
+    const int device = q.get_device_index();
+    const torch::stable::accelerator::DeviceGuard guard(device);
+    const Kernel& kernel = choose(device);
+    const int64_t bytes = kernel.scratch_bytes(&call.args, call.dtype);
+    // Freed while the kernel may still run, which is right: the caching allocator gives it to this stream only.
+    const Tensor scratch = torch::stable::new_empty(q, {bytes}, torch::headeronly::ScalarType::Byte);
+    const int status = kernel.backward(&call.args, call.dtype, scratch.mutable_data_ptr(), current_stream(device));
+    check(static_cast<cudaError_t>(status), "the backward attention kernel was not launched");
+  }
+  return {call.dq, call.dk, call.dv};
 }
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(TILEPROOF_NAMESPACE, CUDA, m) {
   m.impl("forward", TORCH_BOX(&forward));
+  m.impl("backward", TORCH_BOX(&backward));
 }

@@ -105,6 +105,9 @@ __device__ __forceinline__ uint32_t cvt_rn_f16x2(float low, float high) {
   return pair;
 }
 
+// The number whose bits these are.
+__device__ __forceinline__ float s32_as_float(int32_t bits) { return __int_as_float(bits); }
+
 // The value of lane (lane ^ mask). All 32 lanes take part.
 __device__ __forceinline__ float shfl_xor(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 
@@ -132,10 +135,22 @@ __device__ __forceinline__ void ld_shared_b128(uint32_t (&r)[4], uint32_t src) {
 // ---- Global memory by ordinary accesses
 
 __device__ __forceinline__ int64_t ld_global_s64(const int64_t* src) { return *src; }
+__device__ __forceinline__ float ld_global_f32(const float* src) { return *src; }
+
+__device__ __forceinline__ void ld_global_b128(uint32_t (&r)[4], const void* src) {
+  const uint4 value = *static_cast<const uint4*>(src);
+  r[0] = value.x, r[1] = value.y, r[2] = value.z, r[3] = value.w;
+}
+
 __device__ __forceinline__ void st_global_f32(float* dst, float value) { *dst = value; }
 
 __device__ __forceinline__ void st_global_b128(void* dst, const uint32_t (&r)[4]) {
   *static_cast<uint4*>(dst) = make_uint4(r[0], r[1], r[2], r[3]);
+}
+
+// *p += a, at some time before the kernel ends, by whichever thread comes first.  "red"
+__device__ __forceinline__ void red_add_f32(float* p, float a) {
+  asm volatile("red.global.add.f32 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "f"(a) : "memory");
 }
 
 #endif  // TILEPROOF_PTX_SM80_CUH
