@@ -56,12 +56,17 @@ PACKAGES: dict[str, dict[str, Any]] = {
     "dv larger than d, neither a multiple of 16": {"sram": "192KB", "d": 40, "dv": 136, **_CUDA},
     "narrowest": {"sram": "163KB", "d": 8, "dv": 8, **_CUDA},
 }
-# Packages with kernels for sm_90a alone. Their sm_80 kernels are judged beside them.
+# Packages with kernels for sm_90a alone: the paper's tiles, and what was measured. Their sm_80 kernels are judged
+# beside them.
 HOPPER: dict[str, dict[str, Any]] = {
-    f"sm90a, d={d}" + (f", dv={dv}" if d != dv else ""): {
-        "sram": "227KB", "d": d, "dv": dv, "dtypes": DTYPES, "archs": ("sm90a",), "backward": False,
+    f"sm90a, d={d}" + (f", dv={dv}" if d != dv else "") + (", tuned" if tiling == "tuned" else ""): {
+        "sram": "227KB", "d": d, "dv": dv, "dtypes": DTYPES, "archs": ("sm90a",), "backward": False, "tiling": tiling,
     }
-    for d, dv in (*((d, d) for d in (32, 64, 80, 96, 128, 192, 256)), (192, 128))
+    for tiling, widths in (
+        ("paper", (*((d, d) for d in (32, 64, 80, 96, 128, 192, 256)), (192, 128))),
+        ("tuned", ((64, 64), (128, 128), (256, 256), (192, 128))),
+    )
+    for d, dv in widths
 }  # fmt: skip
 # Packages whose gradients are certified, as many cases of each as BACKWARD_CASES says.
 BACKWARD: dict[str, dict[str, Any]] = {
