@@ -1,4 +1,4 @@
-"""The catalogue of seeded backward bugs, in the emitted mma.sync kernels (backward_sm80.cu), bf16 or as a mutant says.
+"""The catalogue of seeded backward bugs, in the emitted mma.sync kernels (backward_*sm80*), bf16 or as a mutant says.
 
 Numbers are those of the catalogue; a letter marks variants, and a mutant without a number is not in it. dQ has two
 kernels: key_tiles adds it to memory beside dK and dV, query_tiles sums it in a fixed order; "in order" is the latter.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from verify.mutate.catalogue_sm80 import _bits, _cut
 from verify.mutate.mutant import Inapplicable, Mutant
 
-_FILE, _TILES = "csrc/backward_sm80.cu", "csrc/backward_tiles_sm80.cuh"
+_FILE = "csrc/backward_"  # the kernels' file and the headers that are parts of it
 
 _DS = "s[i][n][e] * (dp[i][n][e] - d);"
 _WEIGHT = "ex2_approx_ftz(fmaf(s[i][n][e], p.scale_log2, -lse_log2[i][e / 2]))"
@@ -23,19 +23,13 @@ _LIMIT = "i >= p.nq ? 0 : p.causal ? min(keys, i + 1 + p.delta) : keys;"
 _MASK = "s[i][n][e] = 0.f, dp[i][n][e] = 0.f;"
 _LENGTH = "p.key_lengths ? ld_global_s64(p.key_lengths + batch) : p.nk;"
 _STEPS = "(p.row_tiles - first_tile) * p.group);"
-_KEY_TILES = "- 1, keys), 0) + kQueryBc - 1) / kQueryBc);"
+_KEY_TILES = "(max(limit_of(p, last_row, keys), 0) + kQueryBc - 1) / kQueryBc);"
 _STEP = "const int stage = step % kStages, row0 = tile * kBr;"
 _STEP_IN_ORDER = "const int stage = j % kQueryStages;\n"
 _ADD = "red_add_f32(sums + sum_at(first + n, i, e), dq[i][2 * n + e / 4][e % 4]);"
-_ADD_IN_ORDER = (
-    "        dq, kDPad / 16, own(ds16),\n"
-    "        [&](auto& r, int n, int c) { "
-    "ldmatrix_x4_trans(r, block_at<kQueryBc, kPanelD>(k_tile, first_d, c, n)); });\n"
-)
+_ADD_IN_ORDER = "dq, kDPad / 16, own(ds16), [&](auto& r, int n, int c) { k.b(r, n, c); });\n"
 _ROUND = "Element::pack(x[i][n][2 * h], x[i][n][2 * h + 1])"
 _EMPTY = "empty ? kInf : lse == kInf"
-_HEAD_OF_GROUP = "head = kv_head * p.group + load_head;"
-_Q_OF_STAGE = "q = smem + kQAt + stage * kQStage,"
 
 
 def _rounded(array: str, tiles: str, columns: str) -> str:
@@ -75,15 +69,15 @@ MUTANTS = (
            number="B5b", probe="causal square"),
     Mutant("dv_scaled", "dV is scaled too", _DV_SCALE, _DV_SCALE.replace("1.f", "p.scale"), _FILE, number="B5c",
            probe="one key"),
-    Mutant("dv_of_ds", "dV is summed from dS", "(dv, columns_v, own(p16),", "(dv, columns_v, own(ds16),", _FILE,
+    Mutant("dv_of_ds", "dV is summed from dS", "dv, columns_v, own(p16),", "dv, columns_v, own(ds16),", _FILE,
            number="B6", probe="one key"),
     Mutant("dv_of_ds_of_others", "dV is summed from dS of the neighbouring warps",
-           "smem + kPAt + 2 * kPanelP * warp_key", "smem + kDsAt + 2 * kPanelP * warp_key", _FILE, number="B6b",
+           "p_shared.a(r, key + i, from + c)", "ds_shared.a(r, key + i, from + c)", _FILE, number="B6b",
            probe="whole tiles"),
-    Mutant("dk_of_p", "dK is summed from P", "(dk, columns_d, own(ds16),", "(dk, columns_d, own(p16),", _FILE,
+    Mutant("dk_of_p", "dK is summed from P", "dk, columns_d, own(ds16),", "dk, columns_d, own(p16),", _FILE,
            number="B6c", probe="one key"),
-    Mutant("dq_of_p", "dQ is summed from P", "block_at<kBc, kPanelP>(smem + kDsAt, last_p, k, row + i)",
-           "block_at<kBc, kPanelP>(smem + kPAt, last_p, k, row + i)", _FILE, number="B6d", probe="one key"),
+    Mutant("dq_of_p", "dQ is summed from P", "ds_shared.at(r, dq_row + i, c)",
+           "p_shared.at(r, dq_row + i, c)", _FILE, number="B6d", probe="one key"),
     Mutant("dq_of_p_in_order", "dQ is summed from P, in order", _DS_IN_ORDER, f"{_WEIGHT};", _FILE, number="B6e",
            probe="one key, in order"),
     Mutant("lse_base_2", "LSE is taken for one in base 2", _LSE, "lse", _FILE, number="B7", probe="one key"),
@@ -133,8 +127,10 @@ MUTANTS = (
     Mutant("dq_not_cleared", "dQ starts as what was there",
            "st_global_b128(p.sums + static_cast<int64_t>(block) * kTileSums + x, zero);", ";", _FILE, number="B10e",
            probe="one key"),
-    Mutant("dq_of_another_head", "dQ of all heads of a group is added to the first", "kv_head * p.group + head) *",
-           "kv_head * p.group) *", _FILE, number="B10f", probe="causal square"),
+    Mutant("dq_of_another_head", "dQ of all heads of a group is added to the first",
+           "(batch * p.hq + head) * p.row_tiles + tile) * kTileSums;",
+           "(batch * p.hq + kv_head * p.group) * p.row_tiles + tile) * kTileSums;", _FILE, number="B10f",
+           probe="causal square"),
     Mutant("dq_in_bf16", "what is added to dQ is rounded to bf16", _ADD,
            _ADD.replace("dq[i][2 * n + e / 4][e % 4]", _bits("dq[i][2 * n + e / 4][e % 4]", 8)), _FILE, number="B11",
            probe="drift"),
@@ -143,13 +139,13 @@ MUTANTS = (
     Mutant("dv_in_bf16", "dV is rounded to bf16 after every query tile", _STEP, f"{_STEP}\n"
            + _rounded("dv", "kM", "2 * kNv"), _FILE, number="B11c", probe="three query tiles"),
     Mutant("operands_truncated", "P and dS are truncated to bf16", _ROUND,
-           f"Element::pack({_cut('x[i][n][2 * h]')}, {_cut('x[i][n][2 * h + 1]')})", _TILES, number="B12",
+           f"Element::pack({_cut('x[i][n][2 * h]')}, {_cut('x[i][n][2 * h + 1]')})", _FILE, number="B12",
            probe="causal square"),
     Mutant("operands_truncated_fp16", "P and dS are truncated to fp16", _ROUND,
-           f"Element::pack({_cut('x[i][n][2 * h]', 11)}, {_cut('x[i][n][2 * h + 1]', 11)})", _TILES, number="B12b",
+           f"Element::pack({_cut('x[i][n][2 * h]', 11)}, {_cut('x[i][n][2 * h + 1]', 11)})", _FILE, number="B12b",
            dtype="fp16", probe="causal square"),
     Mutant("p_in_bf16", "P and dS in bf16 for fp16", _ROUND,
-           f"Element::pack({_bits('x[i][n][2 * h]', 8)}, {_bits('x[i][n][2 * h + 1]', 8)})", _TILES, number="B12c",
+           f"Element::pack({_bits('x[i][n][2 * h]', 8)}, {_bits('x[i][n][2 * h + 1]', 8)})", _FILE, number="B12c",
            dtype="fp16", probe="causal square"),
     Mutant("output_truncated", "the gradients are truncated to bf16", "Element::pack(low, high)",
            f"Element::pack({_cut('low')}, {_cut('high')})", _FILE, number="B12d", probe="causal square"),
@@ -161,19 +157,23 @@ MUTANTS = (
            "", _FILE, probe="an LSE of +inf"),
     Mutant("head_lost", "a query head of the group is lost", _STEPS, _STEPS.replace("p.group", "1"), _FILE,
            number="B15", probe="causal square"),
-    Mutant("heads_interleaved", "query head h belongs to K/V head h mod Hkv", _HEAD_OF_GROUP,
-           "head = kv_head + load_head * p.hkv;", _FILE, number="B15b", probe="heads in groups"),
+    Mutant("heads_interleaved", "query head h belongs to K/V head h mod Hkv",
+           "head + (tile + 1 == p.row_tiles);", "head + (tile + 1 == p.row_tiles ? p.hkv : 0);", _FILE, number="B15b",
+           probe="heads in groups", more=(("load(0, kv_head * p.group, first_tile)", "load(0, kv_head, first_tile)"),
+                                          ("int head = kv_head * p.group,", "int head = kv_head,"))),
     Mutant("heads_interleaved_in_order", "query head h reads K/V head h mod Hkv, in order", "kv_head = head / p.group;",
            "kv_head = head % p.hkv;", _FILE, number="B15c", probe="heads in groups, in order"),
     Mutant("dlse_missing", "the gradient by LSE is left out", "if (p.dlse)\n", "if (false)\n", _FILE, probe="one key"),
     Mutant("dlse_sign", "the gradient by LSE has the wrong sign", "sum -= ld_global_f32(p.dlse",
            "sum += ld_global_f32(p.dlse", _FILE, probe="one key"),
     Mutant("v_of_another_head", "V's head stride is K's", "kv_head * p.v_stride[1] + key0", "kv_head * p.k_stride[1] + "
-           "key0", _FILE, probe="heads in groups"),
-    Mutant("q_stale", "Q of the tile before", _Q_OF_STAGE, "q = smem + kQAt + (stage ^ 1) * kQStage,", _FILE,
+           "key0", _FILE, places=2, probe="heads in groups"),
+    Mutant("q_stale", "Q of the tile before", "q(smem + kQAt + stage * kQStage);",
+           "q(smem + kQAt + (stage ^ 1) * kQStage);", _FILE,
            probe="whole tiles"),
-    Mutant("last_dims_dropped", "the last 16 dims of Q K^T are left out", "multiply<Element, kDPad / 16>(\n        s, k"
-           "Rows", "multiply<Element, kDPad / 16 - 1>(\n        s, kRows", _FILE, probe="one key"),
+    Mutant("last_dims_dropped", "the last 16 dims of Q K^T are left out",
+           "multiply<Element, kDPad / 16, kStepsAtOnce>(", "multiply<Element, kDPad / 16 - 1, 1>(", _FILE,
+           probe="one key"),
 )  # fmt: skip
 
 INAPPLICABLE = (Inapplicable("B13", "dropout mask different or missing", "the kernels have no dropout yet"),)

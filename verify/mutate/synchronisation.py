@@ -136,7 +136,7 @@ class Synchronisation:
             for host in self.hosts
             for part in texts.parts(host.files, host.path)
             for m in sync.statements(part, host.files[part].decode())
-            for name in (f"{host.label} {m.name}",)
+            for name in (f"{host.label} {_place(host, part, m.name)}",)
         ]
 
     def prepare(self, mutants: Iterable[Mutant]) -> dict[str, Any]:
@@ -172,6 +172,11 @@ class Synchronisation:
                     return Kill(ERROR, where, None, f"the launch returned CUDA error {run.code}"), runs
                 wrong = wrong or hear()
         return wrong, runs
+
+
+def _place(host: Host, part: str, name: str) -> str:
+    """The name of a mutant in one part of a host: "kernel" is the kernel of the host's own file."""
+    return name if part == host.path else name.replace("kernel", Folder(part).stem, 1)
 
 
 def _cases(*, d: int, dv: int, br: int, bc: int, many: int | None) -> list[Case]:

@@ -36,9 +36,9 @@ HOSTS: tuple[dict[str, Any], ...] = (
 
 # Package, statement and edit -> why nothing reports it. Checked: such a mutant must not be reported.
 EXPLAINED: dict[str, str] = {
-    f"sm80 d=64 32x64 kernel: __syncthreads {number} {edit}": "the plan has two stages, and the statement is of one: a "
+    f"sm80 d=64 32x64 {statement} {edit}": "the plan has two stages, and the statement is of one: a "
     "branch never taken. At d=40 dv=72, with one stage, it is reported"
-    for number in (3, 6)
+    for statement in ("kernel: __syncthreads 3", "backward_query_sm80: __syncthreads 2")
     for edit in (sync.REMOVED.how, sync.DIVERGENT.how)
 }
 
