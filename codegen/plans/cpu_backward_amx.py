@@ -135,7 +135,9 @@ def plan_backward(
             f"try --sram {-(-tried.fast_memory_bytes // 1024)}KB",
         )
     if (tried.br, tried.bc) != (br, bc):
-        changes.append(Change(what=f"{br} x {bc} -> {tried.br} x {tried.bc}", why=rejected[0].why))
+        why = f"{br} x {bc} {rejected[0].why}"
+        changes += [Change(what=f"Br {br} -> {tried.br}", why=why)] if tried.br != br else []
+        changes += [Change(what=f"Bc {bc} -> {tried.bc}", why=why)] if tried.bc != bc else []
     return tried, tuple(changes), tuple(rejected)
 
 
