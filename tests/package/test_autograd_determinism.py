@@ -37,14 +37,27 @@ def flags():
     torch.use_deterministic_algorithms(before)
 
 
+class Watch(TorchDispatchMode):
+    """Records `deterministic` of every call of a package's backward op."""
+
+    def __init__(self, attn):
+        super().__init__()
+        self.op, self.seen = backward_op(attn), []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if op == self.op:
+            self.seen.append(args[-1])
+        return op(*args, **(kwargs or {}))
+
+
 @pytest.mark.field("R084")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_hundred_runs_give_the_same_bits_on_any_number_of_threads(attn, dtype, threads, flags, monkeypatch):
+def test_a_hundred_runs_have_the_same_bits_on_any_number_of_threads(attn, dtype, threads, flags, monkeypatch):
     tensors = (*draw(SHAPE, dtype), draw_dlse(SHAPE, dtype))
-    for isa in attn.isas(dtype):
+    for index, isa in enumerate(attn.isas(dtype)):
         monkeypatch.setenv("TILEPROOF_CPU_ISA", isa)
         want = None
-        for run in range(100):
+        for run in range(100 if index == 0 else 30):
             torch.set_num_threads(threads[run % len(threads)])
             torch.use_deterministic_algorithms(flags[run % 2])
             got = gradients(attn, *tensors, causal=True)
@@ -55,18 +68,18 @@ def test_a_hundred_runs_give_the_same_bits_on_any_number_of_threads(attn, dtype,
 @pytest.mark.field("R085", "R088")
 @pytest.mark.parametrize(
     ("dtype", "shape", "gain"),
-    [(torch.float16, Shape(24, 1, 1, 257, 128), 3), (torch.bfloat16, Shape(12, 3, 3, 1030, 17), 1)], ids=str,
+    [(torch.float16, Shape(8, 1, 1, 257, 128), 3), (torch.bfloat16, Shape(4, 3, 3, 1030, 17), 1)], ids=str,
 )  # fmt: skip
 def test_every_repetition_is_right(attn, dtype, shape, gain, threads, monkeypatch):
-    """The shapes of the reports, on every instruction set: one result within the bound, and 20 with its bits."""
+    """The shapes of the reports, on every instruction set: one result within the bound, and 10 with its bits."""
     q, k, v, dout = (gain * x for x in draw(shape, dtype))
     for isa in attn.isas(dtype):
         monkeypatch.setenv("TILEPROOF_CPU_ISA", isa)
         torch.set_num_threads(1)
         want = gradients(attn, q, k, v, dout)
-        part = [x[:2] for x in (q, k, v, dout)]
-        assert_right(attn, *part, None, [x[:2] for x in want])
-        for run in range(20):
+        part = [x[:1] for x in (q, k, v, dout)]
+        assert_right(attn, *part, None, [x[:1] for x in want])
+        for run in range(10):
             torch.set_num_threads(threads[run % len(threads)])
             assert same_bits(gradients(attn, q, k, v, dout), want)
 
@@ -104,14 +117,6 @@ def test_an_item_does_not_depend_on_its_batch(attn, dtype):
 @pytest.mark.parametrize("asked", [None, False, True])
 def test_which_form_is_asked_for(attn, asked, flags):
     """None follows use_deterministic_algorithms at the time of the backward pass; a value given wins."""
-    op, seen = backward_op(attn), []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, called, types, args=(), kwargs=None):
-            if called == op:
-                seen.append(args[-1])
-            return called(*args, **(kwargs or {}))
-
     q, k, v, dout = draw(Shape())
     want = gradients(attn, q, k, v, dout)
     for forward in flags:
@@ -120,10 +125,20 @@ def test_which_form_is_asked_for(attn, asked, flags):
             inputs = leaves(q, k, v)
             o = attn.attention(*inputs, deterministic=asked)
             torch.use_deterministic_algorithms(backward)
-            with Watch():
+            with Watch(attn) as watch:
                 o.backward(dout)
-            assert seen.pop() is (backward if asked is None else asked) and not seen
+            assert watch.seen == [backward if asked is None else asked]
             assert same_bits([x.grad for x in inputs], want)  # on the CPU there is one form
+
+
+def test_the_flag_reaches_a_graph_outside_of_a_transform(attn):
+    """torch.func differentiates by q, and autograd around it by k: one call of the forward op, two nodes."""
+    q, k, v, _ = draw(Shape())
+    (kx,) = leaves(k)
+    o, _ = torch.func.vjp(lambda q: attn.attention(q, kx, v, deterministic=True), q)
+    with Watch(attn) as watch:
+        o.sum().backward()
+    assert watch.seen == [True] and same_bits([kx.grad], [gradients(attn, q, k, v, torch.ones_like(q))[1]])
 
 
 @pytest.mark.parametrize("bad", ["yes", 2, 0.5, "none"])

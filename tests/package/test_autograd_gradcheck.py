@@ -20,10 +20,10 @@ SMALL = [
     Shape(1, 1, 1, 1, 1), Shape(1, 2, 1, 3, 4), Shape(2, 2, 2, 4, 3), Shape(1, 4, 2, 2, 5), Shape(1, 3, 1, 5, 2),
     Shape(1, 1, 1, 1, 6), Shape(1, 1, 1, 6, 1),
 ]  # fmt: skip
-# Compared along random directions. Tiles have 32 rows and 96 keys.
+# Compared along random directions. Tiles have 12 or 24 rows and 240 to 384 keys; panels and blocks are smaller.
 LARGE = [
-    Shape(1, 2, 1, 33, 97), Shape(2, 2, 2, 65, 96), Shape(1, 4, 2, 31, 193), Shape(1, 1, 1, 96, 32),
-    Shape(1, 6, 2, 64, 95),
+    Shape(1, 2, 1, 25, 97), Shape(2, 2, 2, 65, 240), Shape(1, 4, 2, 23, 385), Shape(1, 1, 1, 96, 32),
+    Shape(1, 6, 2, 12, 241),
 ]  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def test_the_gradient_through_lse(attn, isa, causal, asked):
 @pytest.mark.field("R064")
 @pytest.mark.parametrize("causal", CAUSAL)
 def test_d_other_than_dv(uneven, isa, causal):
-    for shape in (Shape(1, 2, 1, 3, 4), Shape(1, 4, 2, 5, 3)):
+    for shape in (Shape(1, 2, 1, 2, 3), Shape(1, 2, 2, 3, 2)):
         assert gradcheck(call(uneven, "o and lse", causal=causal), doubles(shape, d=8, dv=24))
     for shape in (Shape(2, 2, 1, 33, 97), Shape(1, 3, 3, 70, 50)):
         assert gradcheck(call(uneven, "o and lse", causal=causal), doubles(shape, d=8, dv=24), fast_mode=True)

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.package import autograd_calls
 from tests.package.autograd_calls import DTYPES, Shape, draw, draw_dlse, gradients, leaves, same_bits
-from tests.package.autograd_judged import NAMES, assert_right
+from tests.package.autograd_judged import assert_right
 
 SHAPE = Shape(2, 4, 2, 37, 101)
 
@@ -75,11 +75,12 @@ def test_only_the_gradients_asked_of_autograd_are_computed(attn):
 
 
 @pytest.mark.field("R082")
-@pytest.mark.parametrize("dtype", NAMES, ids=str)
+@dtypes
 @pytest.mark.parametrize("causal", [False, "bottom_right", "top_left"])
 def test_gradients_through_o_through_lse_and_through_both_are_within_the_derived_bound(attn, dtype, causal):
-    q, k, v, dout = draw(SHAPE, dtype)
-    dlse = draw_dlse(SHAPE, dtype)
+    shape = Shape(1, 4, 2, 37, 61)
+    q, k, v, dout = draw(shape, dtype)
+    dlse = draw_dlse(shape, dtype)
     for asked in ((dout, None), (None, dlse), (dout, dlse)):
         inputs = leaves(q, k, v)
         results = attn.attention(*inputs, causal=causal, return_lse=True)

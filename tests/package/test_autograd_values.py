@@ -9,7 +9,7 @@ import torch
 
 from tests.package import autograd_calls
 from tests.package.autograd_calls import DTYPES, Shape, draw, draw_dlse, gradients, same_bits
-from tests.package.autograd_judged import NAMES, OutsideDomain, assert_right
+from tests.package.autograd_judged import OutsideDomain, assert_right
 
 CAUSAL = [False, "bottom_right", "top_left"]
 
@@ -68,7 +68,7 @@ def test_the_backward_pass_uses_the_mask_of_the_forward_pass(attn, dtype):
 
 
 @pytest.mark.field("R027", "R028")
-@pytest.mark.parametrize("dtype", NAMES, ids=str)
+@dtypes
 @pytest.mark.parametrize("nq", [1, 76, 146])
 def test_one_key_and_large_values(attn, dtype, nq):
     """P is 1, and dP - D is 0 up to rounding: dQ and dK are rounding errors, dV is a sum of dO. Nothing is NaN."""
@@ -82,20 +82,18 @@ def test_one_key_and_large_values(attn, dtype, nq):
 
 @pytest.mark.field("R037")
 @dtypes
-def test_nan_in_a_visible_place_shows_in_the_gradients_that_depend_on_it(attn, dtype):
-    tensors = draw(Shape(1, 1, 1, 3, 4), dtype)
+@pytest.mark.parametrize("causal", CAUSAL)
+def test_nan_and_infinity_show_in_the_gradients_that_depend_on_them_and_in_no_other(attn, dtype, causal):
+    shape = Shape(1, 2, 1, 5, 7)
+    tensors = [*draw(shape, dtype), draw_dlse(shape, dtype)]
     for index, x in enumerate(tensors):
-        bad = x.clone()
-        bad[0, 0, 1, 2] = math.nan
-        dq, dk, dv = gradients(attn, *tensors[:index], bad, *tensors[index + 1 :])
-        if index != 1:
-            assert dq[0, 0, 1].isnan().all() if index != 2 else dq.isnan().all()
-        assert dk.isnan().all() or index == 1
-        assert dv.isnan().any() or index == 2
-        clean = gradients(attn, *tensors)
-        other = {0: (0,), 3: (0,)}.get(index, ())  # rows that do not meet the NaN keep their gradient
-        for row in other:
-            assert same_bits([dq[0, 0, row]], [clean[0][0, 0, row]])
+        for value in (math.nan, math.inf, -math.inf):
+            bad = x.clone()
+            bad[0, 0, 3] = value  # a row; of K and V, a key
+            changed = [*tensors[:index], bad, *tensors[index + 1 :]]
+            got = gradients(attn, *changed, causal=causal)
+            assert any(g.isnan().any() or g.isinf().any() for g in got) or (index == 1 and value == -math.inf)
+            assert_right(attn, *changed, got, causal=causal)
 
 
 @pytest.mark.field("R071")
@@ -113,9 +111,9 @@ def test_more_than_2_to_the_31_scores(attn):
 @pytest.mark.field("R029")
 def test_the_range_of_logits_in_which_gradients_are_accurate(attn):
     """P is made again from a rounded LSE. The domain of the bound says how far that goes: to base-2 logits of 2^21."""
-    q, k, v, dout = draw(Shape(1, 2, 1, 37, 101))
+    q, k, v, dout = draw(Shape(1, 2, 1, 17, 51))
     inside = []
-    for exponent in range(31):
+    for exponent in range(0, 31, 2):
         q_, k_ = q * 2.0 ** (exponent // 2), k * 2.0 ** (exponent - exponent // 2)
         for causal in CAUSAL:
             got = gradients(attn, q_, k_, v, dout, causal=causal)
@@ -124,4 +122,4 @@ def test_the_range_of_logits_in_which_gradients_are_accurate(attn):
                 inside.append(exponent)
             except OutsideDomain as reason:
                 assert "logits reach" in str(reason)
-    assert set(range(17)) <= set(inside) <= set(range(24)), inside
+    assert set(range(0, 17, 2)) <= set(inside) <= set(range(24)), inside
