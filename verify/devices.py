@@ -193,12 +193,23 @@ class Cpu:
     asked = "--device cpu"
     compares_runs = False
 
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, str, bool], tuple[ModuleType, list[Path]]] = {}  # no case changes a CPU path
+
     def paths(self, attn: ModuleType, dtype: str, case: Case) -> list[Path]:
-        found = []
-        for isa in attn.isas(dtype):
-            with forced_isa(isa):
-                found.append(of_variant(attn, "cpu", _ask(attn, case, "cpu"), dtype, isa))
-        return found
+        return self._paths(attn, dtype, case, is_backward=False)
+
+    def _paths(self, attn: ModuleType, dtype: str, case: Case, *, is_backward: bool) -> list[Path]:
+        key = (id(attn), dtype, is_backward)
+        if key not in self._known:
+            found: dict[str, Path] = {}
+            for isa in attn.isas(dtype):
+                with forced_isa(isa):  # one without a backward kernel for the dtype gives way to the next
+                    answer = _ask(attn, case, "cpu", **({"backward": True} if is_backward else {}))
+                path = of_variant(attn, "cpu", answer, dtype, isa)
+                found.setdefault(path.isa, replace(path, unit=path.isa))
+            self._known[key] = attn, list(found.values())
+        return list(self._known[key][1])
 
     def run(self, attn: ModuleType, case: Case, path: Path) -> tuple[Array, Array]:
         with forced_isa(path.isa):
@@ -211,12 +222,7 @@ class Cpu:
     def backward_paths(self, attn: ModuleType, dtype: str, case: Case) -> list[Path]:
         if not has_backward(attn, dtype, on_cpu=True):
             return []
-        found: dict[str, Path] = {}
-        for isa in attn.isas(dtype):
-            with forced_isa(isa):  # one without a backward kernel for the dtype gives way to the next
-                path = of_variant(attn, "cpu", _ask(attn, case, "cpu", backward=True), dtype, isa)
-            found.setdefault(path.isa, replace(path, unit=path.isa))
-        return list(found.values())
+        return self._paths(attn, dtype, case, is_backward=True)
 
     def run_backward(self, attn: ModuleType, case: Case, path: Path, given: Given) -> Gradients:
         with forced_isa(path.isa):

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from codegen import problem as problems
-from verify import bounds, devices, judge, packages, suite
+from verify import bounds, devices, judge, judge_backward, packages, suite
 from verify.cases import Array, Case
 from verify.compare import ratio
 from verify.devices import Device, Path
@@ -135,8 +135,12 @@ def stated(folder: Folder, device: Device, *, seed: int, most: int = PER_DTYPE, 
 
 
 def states(attn: ModuleType, case: Case, device: Device) -> tuple[list[Finding], list[str]]:
-    """Run a finite case on every path of the debug form: its states judged, and a text for each thing out of bounds."""
+    """Run a finite case on every path of the debug form: its states judged, and a text for each thing out of bounds.
+
+    The gradients, which it stores as they are summed, are judged stage-wise at the O and LSE of the first path.
+    """
     found, bad = [], []
+    given = None
     for path in device.paths(attn, case.dtype, case):
         try:
             o, lse, trace = device.trace(attn, case, path)
@@ -144,10 +148,27 @@ def states(attn: ModuleType, case: Case, device: Device) -> tuple[list[Finding],
             bad.append(f"{case.name} on {path}, debug form: {fault}")
             continue
         (verdict,) = judge.hear(case, [(path, o, lse)], spec=False, device=device.name)
+        given = given or judge_backward.read_by_kernel(case, o, lse)
         finding = hear(case, path, trace)
         found.append(finding)
         if not verdict.holds:
             bad.append(verdict.message())
         if not finding.holds:
             bad.append(f"{case.name} on {path}, debug form: {finding.where}: err/bound {finding.worst:.3g}")
+    if case.do is not None and given is not None:
+        bad += _gradients(attn, case, device, given)
     return found, bad
+
+
+def _gradients(attn: ModuleType, case: Case, device: Device, given: tuple[Array, Array]) -> list[str]:
+    """What is wrong with the gradients of a debug form."""
+    runs, bad = [], []
+    for path in device.backward_paths(attn, case.dtype, case):
+        try:
+            runs.append((path, device.run_backward(attn, case, path, given)))
+        except AssertionError as fault:
+            bad.append(f"{case.name} on {path}, debug form: {fault}")
+    if not runs:
+        return bad
+    verdicts = judge_backward.hear(case, given, runs, spec=False, rows=0, device=device.name, compare_plain=False)
+    return bad + [verdict.message() for verdict in verdicts if not verdict.holds]

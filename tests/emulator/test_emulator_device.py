@@ -42,10 +42,14 @@ def test_certify_states_what_ran_on_the_emulator(host, tmp_path):
     words = ["certify", str(folder), "--device", "emulator", "--arch", "sm80", "--cases", "17", "--debug-form"]
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 0, done.output
-    stated = json.loads((folder / "certificate.json").read_text())["devices"]["emulator"]
+    stated = json.loads((folder / "certificate.json").read_text())["devices"]["emulator sm80"]
     ran = stated["machine"]["emulator"]
-    assert stated["holds"] and stated["runs"] == 17 and [p["path"] for p in stated["paths"]] == ["sm80/bf16"]
-    assert ran["launches"] == 3 * (17 + 5) and ran["findings"] == 0 and "g++" in ran["compiler"].lower()
+    assert stated["holds"] and stated["runs"] == 17 and stated["backward_runs"] == 17 * (3 + 1)
+    assert [p["path"] for p in stated["paths"]] == ["sm80/bf16", "sm80-deterministic/bf16"]
+    for path in stated["paths"]:
+        assert path["backward"]["cases"] == 17 and all(0 < path["outputs"][x]["max_ratio"] <= 1 for x in ("dq", "dk"))
+    traced = 1  # cases of the 17 that are not special values
+    assert ran["launches"] == 3 * (17 * 3 + traced * 3) and ran["findings"] == 0 and "g++" in ran["compiler"].lower()
     assert ran["schedules"] == [s.name for s in SCHEDULES] and ran["bytes_read"] > 0 and ran["bytes_written"] > 0
     assert stated["debug_form"]["states"] > 0 and not stated["debug_form"]["violations"]
 
@@ -187,7 +191,7 @@ def test_a_package_whose_every_case_has_a_finding_loses_its_good_certificate(hos
     words = ["certify", str(folder), "--device", "emulator", "--schedule", "random", "--cases", "1"]
     file = folder / "certificate.json"
     assert CliRunner().invoke(main, words).exit_code == 0
-    assert json.loads(file.read_text())["devices"]["emulator"]["holds"] is True
+    assert json.loads(file.read_text())["devices"]["emulator sm80"]["holds"] is True
 
     def faulty(*_):
         raise FindingError([Finding("race", "forward_sm80.cu:1: a race")])
@@ -196,7 +200,7 @@ def test_a_package_whose_every_case_has_a_finding_loses_its_good_certificate(hos
     done = CliRunner().invoke(main, [*words, "--json"])
     assert done.exit_code == 1 and "a race" in done.stderr and "--schedule random" in done.stderr
     assert json.loads(done.stdout)["holds"] is False
-    assert json.loads(file.read_text())["devices"]["emulator"]["holds"] is False
+    assert json.loads(file.read_text())["devices"]["emulator sm80"]["holds"] is False
 
 
 def test_an_edited_kernel_is_judged_but_not_certified(tmp_path):
