@@ -17,13 +17,16 @@ PER_THREAD = 255
 MOST_KEYS = 192  # accumulators of key_tiles; where a warp has all rows of its keys,
 MOST_KEYS_OF_ALL_ROWS = 160  # P and dS of twice as many rows are operands at the same time
 MOST_QUERY = 192  # and of query_tiles
-FEW = 160  # up to here four steps are unrolled, beyond it two
+FEW_KEYS, FEW_QUERY = 160, 176  # up to here four steps are unrolled, beyond it two
 
 # (d, dv, Br, Bc), padded widths: larger tiles that hold with four steps.
-FOUR_STEPS = {(128, 128, 64, 128)}
+FOUR_STEPS_KEYS = {(128, 128, 64, 128)}
+FOUR_STEPS_QUERY = {(128, 128, 256, 32)}
 
 
-class KeyTile(Protocol):
+class Tile(Protocol):
+    """A tile of either kernel."""
+
     @property
     def d_padded(self) -> int: ...
     @property
@@ -33,14 +36,12 @@ class KeyTile(Protocol):
     @property
     def bc(self) -> int: ...
     @property
+    def accumulators(self) -> int: ...
+
+
+class KeyTile(Tile, Protocol):
+    @property
     def row_warps(self) -> int: ...
-    @property
-    def accumulators(self) -> int: ...
-
-
-class QueryTile(Protocol):
-    @property
-    def accumulators(self) -> int: ...
 
 
 def most_keys(tile: KeyTile) -> int:
@@ -53,12 +54,20 @@ def holds_keys(tile: KeyTile) -> bool:
     return tile.accumulators <= most_keys(tile)
 
 
-def holds_query(tile: QueryTile) -> bool:
+def holds_query(tile: Tile) -> bool:
     """Whether a tile of `query_tiles` holds."""
     return tile.accumulators <= MOST_QUERY
 
 
-def steps_at_once(tile: KeyTile) -> int:
+def key_steps(tile: KeyTile) -> int:
     """k16 steps of S^T and dP^T to unroll."""
-    few = tile.accumulators <= FEW or (tile.d_padded, tile.dv_padded, tile.br, tile.bc) in FOUR_STEPS
-    return 4 if few else 2
+    return _steps(tile, FEW_KEYS, FOUR_STEPS_KEYS)
+
+
+def query_steps(tile: Tile) -> int:
+    """k16 steps of S and dP to unroll in `query_tiles`."""
+    return _steps(tile, FEW_QUERY, FOUR_STEPS_QUERY)
+
+
+def _steps(tile: Tile, few: int, compiled: set[tuple[int, int, int, int]]) -> int:
+    return 4 if tile.accumulators <= few or (tile.d_padded, tile.dv_padded, tile.br, tile.bc) in compiled else 2

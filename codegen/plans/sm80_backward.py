@@ -152,7 +152,7 @@ class KeyTiles(Widths):
     @property
     def steps_at_once(self) -> int:
         """Unrolled k16 steps of S^T and dP^T."""
-        return registers.steps_at_once(self)
+        return registers.key_steps(self)
 
     @property
     def is_whole(self) -> bool:
@@ -242,6 +242,11 @@ class QueryTiles(Widths):
     def accumulators(self) -> int:
         """Float32 registers per thread: dQ, S and dP."""
         return self.row_tiles * (self.d_padded // 2 + self.bc)
+
+    @property
+    def steps_at_once(self) -> int:
+        """Unrolled k16 steps of S and dP."""
+        return registers.query_steps(self)
 
     @property
     def k_bytes(self) -> int:
