@@ -123,8 +123,11 @@ def hear_case(
     backward_paths = [] if case.do is None else _chosen(device.backward_paths(attn, case.dtype, case), only_path)
     if backward_paths:
         source = judge_backward.forward_source(paths, case)
-        read = next((run for run in runs if run[0] == source), None) or (source, *device.run(attn, case, source))
-        _hear_gradients(attn, one, read, backward_paths, with_balls, words)
+        if source not in _chosen(paths, only_path):
+            runs = [(source, *found) for found in one.agreeing(source, lambda: [device.run(attn, case, source)])]
+        read = next((run for run in runs if run[0] == source), None)
+        if read is not None:  # else its fault is a violation already
+            _hear_gradients(attn, one, read, backward_paths, with_balls, words)
 
 
 def _hear_gradients(
