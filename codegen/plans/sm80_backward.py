@@ -396,10 +396,10 @@ def plan_backward(
         if len(rejected) < MOST_REJECTIONS:
             rejected.setdefault((tile.br, tile.bc), Rejection(br=tile.br, bc=tile.bc, why=why))
     else:
-        raise _nothing_fits(problem, limit, [tile for tile in all_keys if registers.holds_keys(tile)])
+        raise _nothing_fits(problem, limit, all_keys, all_query)
     query = next((tile for tile in all_query if _why_not_query(tile, limit) is None), None)
     if query is None:
-        raise _nothing_fits(problem, limit, [tile for tile in all_query if registers.holds_query(tile)])
+        raise _nothing_fits(problem, limit, all_keys, all_query)
     paper = tile_rule.rule(tile_rule.elements(problem.sram_bytes, ITEMSIZE), problem.d, problem.dv)
     changes: tuple[Change, ...] = ()
     if (paper.br, paper.bc) != (tile.br, tile.bc):
@@ -422,8 +422,13 @@ def _why_not_query(tile: QueryTiles, limit: int) -> str | None:
     return None if tile.bytes <= limit else f"needs {tile.bytes:,} bytes of {limit:,}"
 
 
-def _nothing_fits(problem: Problem, limit: int, tiles: Sequence[KeyTiles | QueryTiles]) -> PlanError:
-    smallest = min(tiles, key=lambda tile: tile.bytes)
+def _nothing_fits(
+    problem: Problem, limit: int, all_keys: Sequence[KeyTiles], all_query: Sequence[QueryTiles]
+) -> PlanError:
+    """What was asked, the smallest tile of the kernel that needs more, and what to try."""
+    keys = min((tile for tile in all_keys if registers.holds_keys(tile)), key=lambda tile: tile.bytes)
+    query = min((tile for tile in all_query if registers.holds_query(tile)), key=lambda tile: tile.bytes)
+    smallest: KeyTiles | QueryTiles = keys if keys.bytes >= query.bytes else query
     parts = ", ".join(f"{region.name} {region.bytes:,}" for region in smallest.layout)
     widths = f"d={problem.d}" + (f", dv={problem.dv}" if problem.dv != problem.d else "")
     return PlanError(
