@@ -170,8 +170,8 @@ def test_a_compiler_with_a_launcher_and_flags(gpu, toolchain, tmp_path, monkeypa
     if torch.version.cuda:
         monkeypatch.setenv("CUDA_HOME", str(toolkit(tmp_path / "cuda")))
         steps = gpu.build.__globals__["recipe"].cuda([90]).steps
-        (kernel,) = [step for step in steps if any(word.endswith(".cu") for word in step)]
-        assert kernel[kernel.index("-ccbin") + 1] == "g++"
+        kernels = [step for step in steps if any(word.endswith(".cu") for word in step)]
+        assert kernels and all(kernel[kernel.index("-ccbin") + 1] == "g++" for kernel in kernels)
 
 
 def real_toolkit() -> str | None:
