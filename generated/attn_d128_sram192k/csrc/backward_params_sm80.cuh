@@ -5,7 +5,7 @@
 // sm80 bf16: Br=64 Bc=128, 164864 bytes of fast memory (K tile 32768, V tile 32768, Q tiles, 2 stages 32768, dO tiles, 2 stages 32768, P tile 16384, dS tile 16384, LSE and D, 2 stages 1024)
 // sm80 fp16: Br=64 Bc=128, 164864 bytes of fast memory (K tile 32768, V tile 32768, Q tiles, 2 stages 32768, dO tiles, 2 stages 32768, P tile 16384, dS tile 16384, LSE and D, 2 stages 1024)
 // FLOPs per head without a mask: 1280 * Nq * Nk
-// Templates: sha256 e8efc1c8e45cdb04
+// Templates: sha256 7cb44d12f55a63c5
 #pragma once
 #include "backward.h"
 #include "forward.h"
@@ -44,7 +44,8 @@ constexpr int kSharedBytes = 164864;
 
 // query_tiles: a warp owns 16 kQueryM rows of every product.
 constexpr int kQueryM = 2, kQueryThreads = 256;
-constexpr int kQueryBr = 256, kQueryBc = 32, kQueryStages = 2;
+constexpr int kQueryBr = 256, kQueryBc = 32;
+constexpr int kQueryStages = 2, kQueryStepsAtOnce = 4;  // of K and V; as above
 constexpr uint32_t kQueryQAt = 0;  // Q tile: 65536 bytes
 constexpr uint32_t kQueryDoAt = 65536;  // dO tile: 65536 bytes
 constexpr uint32_t kQueryKAt = 131072;  // K tiles, 2 stages: 16384 bytes
@@ -93,6 +94,12 @@ __device__ __forceinline__ Keys keys_of(const Params& p, int batch) {
   return {redux_max_s32(valid ? static_cast<int>(length) : 0), valid};
 }
 
+// How many of kBlocks blocks of 16 columns belong to the warp that has every kShare-th from `first` on.
+template <int kBlocks, int kShare>
+__device__ __forceinline__ int columns_of(int first) {
+  return kBlocks % kShare == 0 ? kBlocks / kShare : (kBlocks - first + kShare - 1) / kShare;
+}
+
 // Keys from here on do not exist for row i.
 __device__ __forceinline__ int limit_of(const Params& p, int i, int keys) {
   return i >= p.nq ? 0 : p.causal ? min(keys, i + 1 + p.delta) : keys;
@@ -102,9 +109,7 @@ __device__ __forceinline__ int limit_of(const Params& p, int i, int keys) {
 // its accumulators, so that the 32 lanes of a reduction touch 128 bytes in a row.
 
 __device__ __forceinline__ int column_of_dq(int warp) { return warp % kDqColumnWarps; }
-__device__ __forceinline__ int columns_of_dq(int column) {
-  return (kDPad / 16 - column + kDqColumnWarps - 1) / kDqColumnWarps;
-}
+__device__ __forceinline__ int columns_of_dq(int column) { return columns_of<kDPad / 16, kDqColumnWarps>(column); }
 __device__ __forceinline__ int sum_at(int n, int i, int e) { return kThreads * (8 * (kDqM * n + i) + e); }
 
 }  // namespace

@@ -5,7 +5,7 @@
 // sm80 bf16: Br=64 Bc=128, 164864 bytes of fast memory (K tile 32768, V tile 32768, Q tiles, 2 stages 32768, dO tiles, 2 stages 32768, P tile 16384, dS tile 16384, LSE and D, 2 stages 1024)
 // sm80 fp16: Br=64 Bc=128, 164864 bytes of fast memory (K tile 32768, V tile 32768, Q tiles, 2 stages 32768, dO tiles, 2 stages 32768, P tile 16384, dS tile 16384, LSE and D, 2 stages 1024)
 // FLOPs per head without a mask: 1280 * Nq * Nk
-// Templates: sha256 5f42c75434a01735
+// Templates: sha256 bc5e84ae6cdbd34c
 //
 // A block owns Qi and dOi and runs over Kj and Vj, as in the forward pass. A warp has its rows to itself: dS is rounded
 // where it was made, and is an operand of the last product without passing through shared memory.
@@ -73,11 +73,11 @@ __global__ void __launch_bounds__(kQueryThreads, 1) query_tiles(const __grid_con
 
     float s[kQueryM][kQueryBc / 8][4], dp[kQueryM][kQueryBc / 8][4];  // S = Qi Kj^T and dP = dOi Vj^T
     clear(s);
-    multiply<Element, kDPad / 16>(
+    multiply<Element, kDPad / 16, kQueryStepsAtOnce>(
         s, kQueryBc / 16, [&](auto& r, int i, int c) { q.a(r, row + i, c); },
         [&](auto& r, int n, int c) { k.bt(r, n, c); });
     clear(dp);
-    multiply<Element, kDvPad / 16>(
+    multiply<Element, kDvPad / 16, kQueryStepsAtOnce>(
         dp, kQueryBc / 16, [&](auto& r, int i, int c) { dout.a(r, row + i, c); },
         [&](auto& r, int n, int c) { v.bt(r, n, c); });
 #pragma unroll

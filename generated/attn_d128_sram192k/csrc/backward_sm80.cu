@@ -5,7 +5,7 @@
 // sm80 bf16: Br=64 Bc=128, 164864 bytes of fast memory (K tile 32768, V tile 32768, Q tiles, 2 stages 32768, dO tiles, 2 stages 32768, P tile 16384, dS tile 16384, LSE and D, 2 stages 1024)
 // sm80 fp16: Br=64 Bc=128, 164864 bytes of fast memory (K tile 32768, V tile 32768, Q tiles, 2 stages 32768, dO tiles, 2 stages 32768, P tile 16384, dS tile 16384, LSE and D, 2 stages 1024)
 // FLOPs per head without a mask: 1280 * Nq * Nk
-// Templates: sha256 373e94285d846015
+// Templates: sha256 0aaea1d2f8395d96
 //
 // Source: Dao, "FlashAttention-2" (arXiv:2307.08691), Algorithm 2, with its names. P is computed again from the LSE of
 // the forward pass; scores stay raw and exp is taken in base 2, `_log2` marks base-2 units. Per row of Q
@@ -135,8 +135,7 @@ __global__ void __launch_bounds__(kThreads, 1) key_tiles(const __grid_constant__
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   const int part = warp % kRowWarps;  // of the rows, and of the columns of dK and dV
   const int warp_key = warp / kRowWarps * kKeys, warp_row = part * kRows, key = warp_key / 16, row = warp_row / 16;
-  const int columns_d = (kDPad / 16 - part + kRowWarps - 1) / kRowWarps;
-  const int columns_v = (kDvPad / 16 - part + kRowWarps - 1) / kRowWarps;
+  const int columns_d = columns_of<kDPad / 16, kRowWarps>(part), columns_v = columns_of<kDvPad / 16, kRowWarps>(part);
   const Tile<kBc, kPanelD> k(smem + kKAt);
   const Tile<kBc, kPanelDv> v(smem + kVAt);
   const Tile<kBc, kPanelP> p_shared(smem + kPAt);
