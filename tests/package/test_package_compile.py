@@ -145,6 +145,17 @@ def test_autocast_casts_floating_inputs_as_sdpa_does(attn, compiled):
         assert [g.dtype for g in torch.autograd.grad(got.sum(), leaves)] == [torch.float32, torch.float32, dtype]
 
 
+def test_autocast_says_when_no_kernel_takes_its_dtype(packages, tmp_path):
+    attn = packages.imported(packages.emitted(tmp_path, "attn_narrow", dtypes=("float32", "bf16")))
+    q, k, v = inputs()
+    with torch.autocast("cpu", dtype=torch.float16), pytest.raises(ValueError) as caught:
+        attn.attention(q, k, v)
+    assert str(caught.value) == (
+        "autocast casts q, k and v to float16, which no cpu kernel of this package takes; it has float32, bfloat16: "
+        "turn autocast off around the call"
+    )
+
+
 def test_autocast_says_what_it_leaves_as_it_is(attn):
     q, k, v = inputs()
     want = r"got q float64, k bfloat16, v bfloat16 \(autocast leaves float64 as it is: cast them\)"
