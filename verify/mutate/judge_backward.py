@@ -15,7 +15,7 @@ from verify import special
 from verify.bounds.backward_domain import outside_backward_domain
 from verify.bounds.backward_model import BackwardModel
 from verify.bounds.backward_output import BackwardBound, backward
-from verify.cases import Array
+from verify.cases import Array, Mask
 from verify.emulator.emulator import FindingError
 from verify.formats import round_to
 from verify.mutate import gradients
@@ -23,7 +23,8 @@ from verify.mutate.judge_kernel import FORMS
 from verify.mutate.kill import BITS, FINDING, SPECIAL, Kill
 from verify.mutate.probes_backward import WRONG_LSE, BackwardProbe
 from verify.oracle import backward_float64, backward_reference
-from verify.oracle.backward_reference import Gradients
+from verify.oracle.backward_reference import Gradients, Problem
+from verify.special_backward import ExpectedGradients
 
 Answer = dict[str, Array]  # the wanted of dq, dk and dv, (B,H,N,columns) as float64
 LEAST_NORMAL = 2.0**-126  # below it AMX-BF16 rounds to 0
@@ -38,6 +39,7 @@ class _Head:
     heads: slice
     exact: Gradients
     bounds: dict[str, BackwardBound]
+    may_be_nan: dict[str, Mask]
 
 
 @dataclass
@@ -85,7 +87,9 @@ class BackwardJudge:
         for head in self.truths[probe.name]:
             b, g = head.at
             answer = {name: _stacked(x[b, head.heads]) if name == "dq" else x[b, g] for name, x in got.items()}
-            kill = gradients.wrong(probe.name, answer, head.exact, head.bounds[form], where=f" head {b, g} ")
+            kill = gradients.wrong(
+                probe.name, answer, head.exact, head.bounds[form], may_be_nan=head.may_be_nan, where=f" head {b, g} "
+            )
             if kill is not None:
                 return kill
         return None
@@ -116,7 +120,11 @@ class BackwardJudge:
             q, do, o, lse = (_stacked(x[b, heads]) for x in (made.q, probe.do, probe.o, probe.lse))
             dlse = None if probe.dlse is None else _stacked(probe.dlse[b, heads])
             k, v = made.k[b, g], made.v[b, g]
-            exact = backward_float64.gradients(q, k, v, do, scale=made.scale, visible=seen, dlse=dlse, given=(o, lse))
+            asked = {"scale": made.scale, "visible": seen, "dlse": dlse, "given": (o, lse)}
+            exact = backward_float64.gradients(q, k, v, do, **asked)  # type: ignore[arg-type]
+            expected = ExpectedGradients.of(Problem.of(q, k, v, do, **asked))  # type: ignore[arg-type]
+            classes = expected.classes(exact, self.models[""].path.product, length)
+            may_be_nan = {name: found == special.NUMBER_OR_NAN for name, found in classes.items()}
             clean = special.expect(q, k, v, visible=seen, length=length)
             arrays = clean.q, clean.k, clean.v, np.nan_to_num(do)
             words = {
@@ -134,7 +142,7 @@ class BackwardJudge:
                 if outside:
                     raise ValueError(f"{probe.name}: {outside}")
                 bounds[form] = bound
-            found.append(_Head((b, g), heads, exact, bounds))
+            found.append(_Head((b, g), heads, exact, bounds, may_be_nan))
         return found
 
 

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from verify import arithmetic, packages
-from verify.bounds.backward_model import backward_model
+from verify.bounds.backward_model import of_path
 from verify.emulator.emulator import Emulator
 from verify.inputs import FAMILIES
 from verify.mutate import emulated_backward, probes_backward, sync, texts
@@ -60,7 +60,7 @@ class BackwardSynchronisation(Synchronisation):
             d, dv = words["d"], words["dv"]
             problem = packages.request(sram="163KB", d=d, dv=dv, dtypes=("bf16",), archs=(self.arch,))
             files = emulated_backward.files(problem, "bf16", made)
-            model = backward_model(arithmetic.model(emulated_backward.ARITHMETIC, "bf16"), dq_restarts=False)
+            model = of_path(arithmetic.model(emulated_backward.ARITHMETIC, "bf16"), {"dq_restarts": False})
             cases = _probes(d=d, dv=dv, br=made.br, bc=made.bc, rows=made.query.br)
             judge = BackwardJudge({"": model}, made.br, made.bc, cases, sums_anywhere=True)
             label = f"d={d}{f' dv={dv}' if dv != d else ''} {made.br}x{made.bc}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from codegen.problem import Problem
 from verify import arithmetic, packages
-from verify.bounds.backward_model import backward_model
+from verify.bounds.backward_model import of_path
 from verify.emulator import build
 from verify.emulator.emulator import SCHEDULES, Emulator
 from verify.mutate import (
@@ -31,7 +31,7 @@ from verify.mutate.targets import Host, Kernels, Spec
 # Two stages, and P shared among the warps of a key tile, as in the plans of most packages.
 SM80_KEYS = {"br": 32, "bc": 64, "warps": 4, "row_warps": 2, "stages": 2}
 SM80_QUERY = {"br": 64, "bc": 32, "row_tiles": 1, "stages": 2}
-# A K of -inf meets a dS of 0 in the matrix unit: NaN, where the CPU kernels leave the pair out.
+# Rows that see keys, all with a score of -inf, and whose dO is NaN: the matrix unit multiplies it by a weight of 0.
 SM80_NOT_ASKED = ("scores of -inf",)
 
 
@@ -65,7 +65,7 @@ class CpuBackward(Kernels):
             path = arithmetic.model(
                 units_backward.arithmetic_of(self.isa, made), dtype, debug=is_debug, device=self.isa, **made.as_dict()
             )
-            models[form] = backward_model(path, lse_roundings=1)  # LSE log2 e in float64, rounded once
+            models[form] = of_path(path, {})
         cases = probes_backward.probes(dtype, d=asked.d, dv=asked.dv, br=made.br, bc=made.bc)
         judge = BackwardJudge(models, made.br, made.bc, cases)
         return Host(files, judge, f"{self.isa}/{dtype} Br={made.br} Bc={made.bc}")
@@ -91,7 +91,7 @@ class EmulatedBackward(Kernels):
             is_debug = form == "debug"
             files[form] = emulated_backward.files(self.problem(dtype, debug=is_debug), dtype, made)
             path = arithmetic.model(emulated_backward.ARITHMETIC, dtype, debug=is_debug)
-            models[form] = backward_model(path, dq_restarts=False)
+            models[form] = of_path(path, {"dq_restarts": False})
         found = probes_backward.probes(dtype, d=asked.d, dv=asked.dv, br=made.br, bc=made.bc)
         found = [p for p in found if p.name not in SM80_NOT_ASKED]
         judge = BackwardJudge(models, made.br, made.bc, probes_backward.both_ways(found), sums_anywhere=True)
