@@ -224,10 +224,14 @@ def attn_plan(attn: ModuleType) -> dict[str, Any]:
 
 
 def run(folder: Path, launchers: dict[str, ctypes.CDLL]) -> int:
-    """Run every problem on every variant that has a launcher; prints what does not hold. Returns the number of calls.
+    """Run every problem on every variant that has a launcher, and on the backward op. Returns the number of calls.
+
+    What does not hold is printed.
 
     Raises: SystemExit when something does not hold.
     """
+    from verify import guarded_backward  # which takes its problems from here
+
     attn = packages.load(folder)
     recipe = packages.part(attn, "recipe")
     chosen = recipe.target_for(recipe.capability_of(torch.device("cuda")))
@@ -247,6 +251,12 @@ def run(folder: Path, launchers: dict[str, ctypes.CDLL]) -> int:
             torch.cuda.synchronize()
             calls += 1 + here
             wrong += [f"{unit}/{dtype}, {problem.name}: {text}" for text in found]
+    for row in (row for row in packages.plan(folder).get("backward", []) if row["target"] == chosen):
+        for problem in problems(row["plan"]["br"], row["plan"]["bc"]):
+            found = list(guarded_backward.faults(attn, problem, row["dtype"]))
+            torch.cuda.synchronize()
+            calls += 4
+            wrong += [f"backward {chosen}/{row['dtype']}, {problem.name}: {text}" for text in found]
     for text in wrong:
         print(text)
     if wrong:

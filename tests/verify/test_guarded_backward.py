@@ -1,0 +1,45 @@
+"""The backward op in memory that tells, on the CPU: what is right passes, and each fault is a sentence."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from verify import guarded, guarded_backward, packages
+
+
+@pytest.fixture(scope="module")
+def attn(small_package):
+    return packages.load(small_package)
+
+
+def test_every_problem_passes_when_right(attn):
+    for problem in guarded.problems(32, 16):
+        assert not list(guarded_backward.faults(attn, problem, "float32", "cpu")), problem.name
+
+
+FAULTS = {
+    "elements are NaN": lambda x, turn: x / 0 * 0,
+    "two calls differ": lambda x, turn: x * turn,
+    "a key beyond the length": lambda x, turn: x + 1,
+}
+
+
+@pytest.mark.parametrize("text", FAULTS)
+def test_a_fault_is_a_sentence(attn, text, monkeypatch):
+    problem = next(p for p in guarded.problems(32, 16) if p.name == "key lengths")
+    op, turns = getattr(torch.ops, packages.part(attn, "op").NAMESPACE).backward, []
+
+    class Namespace:
+        @staticmethod
+        def backward(*words):
+            turns.append(0)
+            return tuple(FAULTS[text](x, len(turns)) for x in op(*words))
+
+    class Ops:
+        def __getattr__(self, _name):
+            return Namespace
+
+    monkeypatch.setattr(guarded_backward, "torch", type("Torch", (), {**vars(torch), "ops": Ops()}))
+    found = list(guarded_backward.faults(attn, problem, "float32", "cpu"))
+    assert any(text in sentence for sentence in found)
