@@ -353,14 +353,14 @@ def real(device: str, dtype: str | None, sram: str, training: bool, out: Path | 
         from verify import training_plot, training_text
 
         dtypes = gpt.DTYPES[device] if dtype is None else (dtype,)
-        setting = gpt.Setting()
+        setting, header = gpt.Setting(), where.describe()  # the load at the start
         with bar("train", gpt.runs(setting, dtypes)) as step:
             folder = packages.emit(sram=sram, d=setting.size.head_dim, dtypes=dtypes, archs=archs)
             found = gpt.run(
                 packages.load(folder), training_text.documentation(), device=device, dtypes=dtypes, setting=setting,
                 step=step,
             )  # fmt: skip
-        figures = {"kind": "training", "device": device, **found, "machine": where.describe()}
+        figures = {"kind": "training", "device": device, **found, "machine": header}
         if out is not None:
             click.echo(training_plot.beside(figures, out), err=True)
         _finish(figures, as_json, out, lambda c: c.print(gpt.table(figures)), figures["holds"])
