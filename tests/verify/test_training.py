@@ -16,7 +16,7 @@ from verify.__main__ import main
 from verify.training_model import Gpt, Size
 
 SMALL = training.Setting(
-    size=Size(layers=1, heads=1, head_dim=32, context=64), steps=30, compared=20, seeds=3, held_out=8
+    size=Size(layers=1, heads=1, head_dim=32, context=64), steps=20, compared=15, seeds=3, held_out=8
 )
 
 
@@ -34,25 +34,20 @@ def scaled_gradient(factor):
     return lambda o: o * factor + o.detach() * (1 - factor)
 
 
-def test_a_wrong_gradient_a_wrong_mask_and_a_right_op_are_told_apart(text, right, broken):
-    good = one(right, text)
-    assert good["close"]["void"] is None and good["torch_default_backend"] == "FLASH_ATTENTION"
-    assert good["final"]["holds"] and good["learned"]
-    assert good["close"]["default_against_itself"] == [0.0] * SMALL.seeds  # a CPU repeats itself
-    assert all(x > 0 for x in good["close"]["default_against_math"])
+def test_right_attention_and_ours_are_told_from_a_wrong_gradient_and_a_wrong_mask(text, small_package, right, broken):
+    good, ours = one(right, text), one(packages.load(small_package), text)
     gradient = one(broken(output=scaled_gradient(0.999)), text)
     unmasked = one(broken(seen=lambda seen, *_: torch.ones_like(seen)), text)
-    for wrong in (gradient, unmasked):
-        assert not wrong["holds"] and not wrong["close"]["holds"]
-        assert wrong["close"]["ratio"] > 100 * max(good["close"]["ratio"], training.RATIO)
-
-
-def test_a_generated_package_trains(text, small_package):
-    found = one(packages.load(small_package), text)
-    assert found["final"]["holds"] and found["learned"]
-    assert found["path"]["dtype"] == "float32" and found["path"]["isa"] in ("v4", "v3", "baseline")
-    wrong_by_a_thousandth = 1e-3 * max(found["losses"]["ours"][0][0])
-    assert 0 < max(found["close"]["ours_against_default"]) < 1e-3 * wrong_by_a_thousandth
+    for fine in (good, ours):
+        assert fine["close"]["void"] is None and fine["torch_default_backend"] == "FLASH_ATTENTION"
+        assert fine["final"]["holds"] and fine["learned"]
+        assert fine["close"]["default_against_itself"] == [0.0] * SMALL.seeds  # a CPU repeats itself
+        assert all(x > 0 for x in fine["close"]["default_against_math"])
+        for wrong in (gradient, unmasked):
+            assert not wrong["holds"] and not wrong["close"]["holds"]
+            assert wrong["close"]["ratio"] > 100 * max(fine["close"]["ratio"], training.RATIO)
+    path = ours["path"]
+    assert path["dtype"] == path["backward"]["dtype"] == "float32" and path["isa"] in ("v4", "v3", "baseline")
 
 
 def made_up(ours, default, math_, final=None, backend="FLASH_ATTENTION"):
@@ -127,7 +122,7 @@ def test_the_text_is_prose_of_sources_that_never_run(tmp_path):
         '"""Second module."""\ndef f():\n    """Of   two\n    lines.\n\n    >>> f()\n    1\n    """\n'
     )
     (tmp_path / "a.py").write_text('"""First module."""\nraise SystemExit("this was imported")\n')
-    (tmp_path / "c.py").write_text('"""Never heard of."""\nthis is not Python\n')
+    (tmp_path / "c.py").write_text('"""Never heard of."""\ndef:\n')
     assert training_text.documentation(tmp_path) == b"First module.\nSecond module.\nOf two lines."
     with pytest.raises(RequestError, match="no documented Python sources"):
         training_text.documentation(tmp_path / "empty")
