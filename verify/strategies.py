@@ -41,7 +41,7 @@ VALUES = ("normal", "ones", "alternating", "ramp", "big", "denormal", "two_ulp")
 AMPLITUDES = (1.0, 4.0, 30.0)
 SCALES = ("default", "one", "tenth", "inexact")
 GRADIENTS = tuple(output_gradients.GRADIENTS)
-WANTED = ("qkv", "q", "k", "v", "qk", "qv", "kv")
+WANTED = (*(6 * ("qkv",)), "q", "k", "v", "qk", "qv", "kv")
 OVERRIDES = ("zero", "large", "smallest")
 # Two such factors, or one against the largest logit above, keep base-2 scores below 2^27: the domain of the bound.
 LARGE_FACTOR = 2.0**11
