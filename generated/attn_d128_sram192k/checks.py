@@ -1,6 +1,6 @@
 # Emitted by tileproof 0.1.0: codegen --sram 192KB --d 128
 # Do not edit: `codegen --check` compares it with a regeneration.
-# Templates: sha256 cd4c65668012d3ab
+# Templates: sha256 eb2363503eb75307
 """What a request must satisfy: the rules of csrc/binding.h again, with the same sentences.
 
 The bindings check every call on real tensors. These checks serve where no binding runs: on fake and meta tensors
@@ -123,17 +123,31 @@ def check_results(dout: Tensor, dlse: Tensor | None, q: Tensor, o: Tensor, lse: 
         raise ValueError(f"wanted must say for each of dq, dk, dv whether to compute it; got {len(wanted)} values")
 
 
+def check_autocast(kind: str, dtype: torch.dtype) -> None:
+    """Raise ValueError if autocast would cast to a dtype that no kernel for this device type takes."""
+    known = _dtypes_of(kind)
+    if known and dtype not in known:
+        raise ValueError(
+            f"autocast casts q, k and v to {_name(dtype)}, which no {kind} kernel of this package takes; it has "
+            f"{', '.join(map(_name, known))}: turn autocast off around the call"
+        )
+
+
 def _check_dtype(q: Tensor) -> None:
     kind = q.device.type
     if kind == "meta":
         return
     if kind not in SUPPORTED:
         raise ValueError(f"this package has kernels for {' and '.join(SUPPORTED)}; q is on {q.device}")
-    known = [dtype for short, (_, dtype) in DTYPES.items() if short in SUPPORTED[kind]]
+    known = _dtypes_of(kind)
     if q.dtype not in known:
         raise ValueError(
             f"this package has no {kind} kernel for {_name(q.dtype)}; it has {', '.join(map(_name, known))}"
         )
+
+
+def _dtypes_of(kind: str) -> list[torch.dtype]:
+    return [dtype for short, (_, dtype) in DTYPES.items() if short in SUPPORTED.get(kind, ())]
 
 
 def _check_scale(scale: float, dtype: torch.dtype) -> None:

@@ -1,6 +1,6 @@
 # Emitted by tileproof 0.1.0: codegen --sram 192KB --d 128
 # Do not edit: `codegen --check` compares it with a regeneration.
-# Templates: sha256 ad99b3626c19d727
+# Templates: sha256 16857e56cd728a1e
 """What autograd, forward mode and autocast do with the ops. No call gets silently without a derivative.
 
 Reverse mode: one node per call, whose gradients of both outputs, by those of q, k and v that want one, come from one
@@ -111,6 +111,8 @@ def under_autocast(op: Any, kind: str) -> Kernel:
 
         def cast(t: Tensor) -> Tensor:
             is_cast = t.is_floating_point() and t.dtype != torch.float64 and t.device.type == kind
+            if is_cast:
+                checks.check_autocast(kind, dtype)
             return t.to(dtype) if is_cast else t
 
         with torch._C._ExcludeDispatchKeyGuard(keys):

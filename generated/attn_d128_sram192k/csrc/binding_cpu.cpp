@@ -1,6 +1,6 @@
 // Emitted by tileproof 0.1.0: codegen --sram 192KB --d 128
 // Do not edit: `codegen --check` compares it with a regeneration.
-// Templates: sha256 cb7ee2ef39ad31e8
+// Templates: sha256 b654ea2e8e03349e
 //
 // The ops on CPU tensors: picks the best instruction set that this machine has (or the one that TILEPROOF_CPU_ISA
 // names, read at every call) and runs its kernel on torch's own threads.
@@ -189,12 +189,14 @@ void run(const ForwardKernel& kernel, const ForwardArgs& args) {
     share_out(threads, [&](int64_t* next) { return kernel.prepare(&args, shared.get(), next), 0; });
   share_out(threads, [&](int64_t* next) { return kernel.run(&args, shared.get(), next); });
 }
+
 void run(const BackwardKernel& kernel, const BackwardArgs& args) {
   const int64_t threads = is_small(args) ? 1 : torch::stable::get_num_threads();
   const SharedMemory shared(kernel.shared_bytes(&args));
   kernel.begin(&args, shared.get());
   share_out(threads, [&](int64_t* next) { return kernel.run(&args, shared.get(), next); });
 }
+
 void check_inputs(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& key_lengths,
                   double scale, int64_t causal) {
   binding::check_tensors(q, k, v);
@@ -224,6 +226,7 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
   compute(call);
   return {call.o, call.lse};
 }
+
 std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& dout, const std::optional<Tensor>& dlse, const Tensor& q,
                                             const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
                                             const std::optional<Tensor>& key_lengths, double scale, int64_t causal,
@@ -239,6 +242,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& dout, const std::optio
   }
   return {call.dq, call.dk, call.dv};
 }
+
 int write(const std::string& text, char* out, int capacity) {
   std::snprintf(out, capacity, "%s", text.c_str());
   return 0;

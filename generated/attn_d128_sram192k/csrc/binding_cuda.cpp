@@ -1,6 +1,6 @@
 // Emitted by tileproof 0.1.0: codegen --sram 192KB --d 128
 // Do not edit: `codegen --check` compares it with a regeneration.
-// Templates: sha256 8a6035219efdc82f
+// Templates: sha256 4a9bd5696a6c40a6
 //
 // The ops on CUDA tensors: runs the kernel that was compiled for the tensors' device, on the caller's current stream of
 // that device. It never waits for the device, so it can be captured into a CUDA graph.
@@ -117,6 +117,7 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
   compute(call);
   return {call.o, call.lse};
 }
+
 std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& dout, const std::optional<Tensor>& dlse, const Tensor& q,
                                             const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
                                             const std::optional<Tensor>& key_lengths, double scale, int64_t causal,
@@ -137,6 +138,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& dout, const std::optio
   }
   return {call.dq, call.dk, call.dv};
 }
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(TILEPROOF_NAMESPACE, CUDA, m) {
