@@ -66,7 +66,7 @@ def judge(command, problem, isa, dtype):
         )
 
 
-@pytest.mark.field("R066")
+@pytest.mark.field("R066", "R088")
 @pytest.mark.parametrize(("isa", "sizes", "dtype"), UNITS, ids=str)
 def test_no_access_is_out_of_bounds_and_no_behaviour_undefined(_sanitizers, isa, sizes, dtype):
     if isa == "amx" and amx_unit.machine_lacks():
