@@ -63,7 +63,27 @@ def test_both_types_share_one_plan_and_each_target_prints_its_own_symbol():
         assert decision.variants[0].plan is decision.variants[1].plan
         assert {(v.arithmetic, v.isa) for v in decision.variants} == {("mma_sm80", arch)}
         asked = problem.make(sram_bytes=96 * KB, d=64, archs=[arch])
-        assert set(sm80.files(asked, decision)) == {f"csrc/forward_{arch}.cu", "csrc/ptx_sm80.cuh"}
+        forward = {f"csrc/forward_{arch}.cu", "csrc/ptx_sm80.cuh"}
+        assert set(sm80.files(asked, decision)) > forward | {f"csrc/backward_{arch}.cu"}
+        assert set(sm80.files(asked, decide(96, 64, arch, backward=False))) == forward
+
+
+def test_gradients_have_a_plan_of_their_own_that_fits_beside_any_forward_tile():
+    for arch in ARCHS:
+        decision = decide(96, 64, arch, br=16, bc=16)
+        assert [(v.dtype, v.isa, v.arithmetic) for v in decision.backward] == [
+            (dtype, arch, "mma_sm80") for dtype in ("bf16", "fp16")
+        ]
+        assert (
+            decision.backward == decide(96, 64, arch).backward and decide(96, 64, arch, backward=False).backward == ()
+        )
+        assert {v.plan.fast_memory_bytes <= decision.limit_bytes for v in decision.backward} == {True}
+
+
+def test_a_budget_for_the_forward_tile_alone_is_refused_with_what_the_gradients_need():
+    assert plan(32, 64, dv=256, backward=False).fast_memory_bytes <= 32 * KB
+    with pytest.raises(PlanError, match="no backward tile fits 32,768 bytes of shared memory"):
+        decide(32, 64, dv=256)
 
 
 @pytest.mark.field("R094", "R097")
@@ -71,7 +91,7 @@ def test_both_types_share_one_plan_and_each_target_prints_its_own_symbol():
 def test_every_width_has_a_plan_that_fits_every_resource(arch):
     widths = (8, 16, 24, 40, 64, 72, 96, 128, 136, 160, 192, 208, 240, 256)
     for d, dv, kb in itertools.product(widths, widths, (32, 99, 192, 1024)):
-        tile = plan(kb, d, arch, dv=dv)
+        tile = plan(kb, d, arch, dv=dv, backward=False)
         assert tile.fast_memory_bytes <= min(kb * KB, DEVICES[arch].smem_per_block_bytes)
         assert sum(part.bytes for part in tile.memory) == tile.fast_memory_bytes
         assert tile.br % 16 == tile.bc % 16 == 0 and tile.warps <= 8
