@@ -74,9 +74,8 @@ def test_gradients_have_a_plan_of_their_own_that_fits_beside_any_forward_tile():
         assert [(v.dtype, v.isa, v.arithmetic) for v in decision.backward] == [
             (dtype, arch, "mma_sm80") for dtype in ("bf16", "fp16")
         ]
-        assert (
-            decision.backward == decide(96, 64, arch).backward and decide(96, 64, arch, backward=False).backward == ()
-        )
+        assert decision.backward == decide(96, 64, arch).backward
+        assert decide(96, 64, arch, backward=False).backward == ()
         assert {v.plan.fast_memory_bytes <= decision.limit_bytes for v in decision.backward} == {True}
 
 
