@@ -9,12 +9,11 @@ from tests.sm80 import backward_units as units
 from verify.emulator.emulator import SCHEDULES, Schedule
 
 LATE = SCHEDULES[:1]
-WIDTHS = [(d, d) for d in (8, 16, 24, 40, 80, 96, 112, 160, 192, 224, 256)] + [(8, 256), (256, 8), (192, 128), (72, 64)]
-BUDGETS_KB = [64, 99, 163]
+WIDE = [(d, d, 163) for d in (8, 16, 40, 96, 112, 160, 192, 256)] + [(8, 256, 163), (256, 8, 163), (72, 64, 163)]
+SMALL = [(128, 128, 99), (256, 256, 99), (192, 128, 64), (256, 256, 64), (48, 96, 34)]
 
 
-@pytest.mark.parametrize("d, dv", WIDTHS)
-@pytest.mark.parametrize("sram_kb", BUDGETS_KB)
+@pytest.mark.parametrize("d, dv, sram_kb", WIDE + SMALL)
 def test_every_width_and_budget_is_within_the_bound_without_bank_conflicts(d, dv, sram_kb):
     problem = units.make_problem(d, dv, sram_kb=sram_kb)
     plan = units.plan_of(problem)
