@@ -19,7 +19,7 @@ from verify.mutate.kill import Kill, Result
 from verify.mutate.mutant import Mutant
 
 FORWARD = {str(n) for n in range(1, 79)}  # of the catalogue's bugs; the others are of the backward pass
-ARITHMETIC = ("spec", "cpu", "cpu-amx", "sm80")
+ARITHMETIC = ("spec", "cpu", "cpu-amx", "sm80", "sm90a")
 SYNC = [f"{arch}{synchronisation.SUFFIX}" for arch in synchronisation.archs()]
 needs_amx = pytest.mark.skipif(not units.runs_here("amx"), reason="the machine has no AMX")
 
@@ -87,8 +87,9 @@ def test_bugs_in_the_matrix_units_kernels_are_noticed():
     assert run.run(["cpu-amx"], sample=3)["holds"]
 
 
-def test_bugs_in_the_emulated_kernel_are_noticed():
-    assert run.run(["sm80"], sample=3)["holds"]
+@pytest.mark.parametrize("name", ["sm80", "sm90a"])
+def test_bugs_in_the_emulated_kernel_are_noticed(name):
+    assert run.run([name], sample=3)["holds"]
 
 
 @pytest.mark.parametrize("name", SYNC)

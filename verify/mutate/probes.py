@@ -67,6 +67,7 @@ def probes(dtype: str, *, d: int, dv: int, br: int, bc: int, seed: int = 3) -> l
         drawn("key lengths", nq=3, nk=2 * bc + 3, b=4, hq=4, hkv=2, lengths=(0.0, 0.4, 1.0, 0.51)),
         drawn("key lengths with causal", nq=tall, nk=tall, b=2, causal="bottom_right", lengths=(0.3, 0.9)),
         drawn("heads in groups", nq=3, nk=9, b=2, hq=6, hkv=2),
+        drawn("heads in groups, causal", nq=3, nk=9, b=2, hq=4, hkv=2, causal="bottom_right"),
         drawn("one query, heads in groups", nq=1, nk=bc + 3, b=2, hq=4, hkv=2),
         drawn("strided", nq=br + 2, nk=bc + 2, b=2, hq=4, hkv=4, layout="bnhd"),
         drawn("padded rows", nq=5, nk=bc + 3, hq=2, hkv=2, layout="padded"),

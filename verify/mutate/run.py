@@ -12,7 +12,7 @@ from typing import Any
 
 from codegen.errors import RequestError
 from verify import machine
-from verify.mutate import isolate, targets, targets_backward, units
+from verify.mutate import isolate, targets, targets_backward, targets_sm90a, units
 from verify.mutate.kill import CHECKS, Result
 from verify.mutate.mutant import Mutant
 from verify.mutate.synchronisation import SUFFIX, Synchronisation, archs
@@ -25,6 +25,7 @@ TARGETS: dict[str, Callable[[], targets.Target]] = {
     "cpu": targets.vector,
     "cpu-amx": targets.matrix,
     "sm80": targets.sm80,
+    "sm90a": targets_sm90a.sm90a,
     "spec-backward": targets_backward.SpecBackward,
     "cpu-backward": targets_backward.vector,
     "cpu-amx-backward": targets_backward.matrix,
