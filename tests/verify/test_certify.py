@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -118,7 +119,9 @@ def test_a_package_is_certified_on_every_path(small_package, tmp_path):
     attn = packages.load(folder)
     assert {p.path.isa for p in record.paths.values()} == set(attn.isas("float32"))
     for path in record.paths.values():
-        assert sum(path.cases.values()) == 30
+        assert sum(path.cases.values()) == 30 and set(path.outputs) == {"o", "lse", "dq", "dk", "dv"}
+        stated = path.describe()["backward"]
+        assert stated["cases"] == 30 and stated["deterministic"] and stated["keys_mpmath"] > 8 * 15
         for output in path.outputs.values():
             assert set(output.judges) - {"end_to_end"} == {"spec", "mpmath", "float64", "balls"}
             assert 0 < output.worst <= 1
@@ -151,11 +154,21 @@ def test_figures_for_other_content_are_dropped_and_other_devices_kept(small_pack
     assert json.loads(file.read_text())["devices"] == {"cpu": {"cases": 3}}
 
 
+def test_each_target_that_the_emulator_runs_has_an_entry_of_its_own(small_package, tmp_path):
+    folder = shutil.copytree(small_package, tmp_path / small_package.name)
+    for arch in ("sm80", "sm90a"):
+        device = SimpleNamespace(name="emulator", arch=arch)
+        certificate.write(folder, certificate.key(device), {"cases": len(arch)})
+    certificate.write(folder, certificate.key(devices.Cpu()), {"cases": 1})
+    stated = json.loads((folder / certificate.FILE).read_text())["devices"]
+    assert stated == {"cpu": {"cases": 1}, "emulator sm80": {"cases": 4}, "emulator sm90a": {"cases": 5}}
+
+
 def test_the_command_prints_a_table_and_writes_the_certificate(small_package, tmp_path):
     folder = shutil.copytree(small_package, tmp_path / small_package.name)
     done = CliRunner().invoke(main, ["certify", str(folder), "--cases", "16", "--seed", "4"])
     assert done.exit_code == 0, done.output
-    assert "0 violations" in done.output and "16 cases" in done.output
+    assert "0 violations" in done.output and "16 cases" in done.output and "gradients" in done.output
     assert json.loads((folder / certificate.FILE).read_text())["devices"]["cpu"]["seed"] == 4
 
 
@@ -167,7 +180,7 @@ def test_a_violation_exits_1_and_says_how_to_see_it_again(small_package, monkeyp
         return (o * 1.001 if case.name == "gaussian/float32/0" else o), lse
 
     monkeypatch.setattr(devices.Cpu, "run", wrong)
-    done = CliRunner().invoke(main, ["certify", str(small_package), "--cases", "13", "--json", "--no-balls"])
+    done = CliRunner().invoke(main, ["certify", str(small_package), "--cases", "17", "--json", "--no-balls"])
     assert done.exit_code == 1
     again = next(line for line in done.stderr.splitlines() if "again: " in line).split("again: ")[1].split()
     assert again[:4] == ["python", "-m", "verify", "certify"] and "--only" in again and "--path" in again
