@@ -2,7 +2,7 @@
 
     python tests/sm80/sweep_backward_registers.py --out codegen/plans/registers_sm80_backward.json
 
-Every padded width d = dv with every budget of BUDGETS_KB on a card that has it, then widths that differ. Takes about
+For each budget of BUDGETS_KB on a card that has it: widths d = dv in its steps, then widths that differ. Takes about
 8 s per plan and core.
 """
 
@@ -26,16 +26,16 @@ from codegen.plans import sm80_backward
 from codegen.plans.sm80_backward import Sm80BackwardPlan
 from verify import ptxas
 
-BUDGETS_KB = (("sm80", 163), ("sm90", 227), ("sm86", 99), ("sm80", 64))
-MIXED = ((128, 64), (64, 128), (192, 128), (256, 64), (64, 256), (16, 256), (256, 16), (96, 80))
+BUDGETS_KB = (("sm80", 163, 16), ("sm90", 227, 32), ("sm86", 99, 32), ("sm80", 64, 32))  # target, KB, steps of d
+MIXED = ((128, 64), (192, 128), (64, 256), (256, 16), (96, 80))
 ARCHS = ptxas.ARCHS["sm80"]
 FIELDS = ("d", "dv", "keys", "query", "accumulators", "query_accumulators", *(f"spilled_{a}" for a in ARCHS),
           *(f"registers_{a}" for a in ARCHS))  # fmt: skip
 
 
 def plans() -> Iterator[Sm80BackwardPlan]:
-    for arch, kb in BUDGETS_KB:
-        for d, dv in (*((d, d) for d in range(256, 0, -16)), *MIXED):
+    for arch, kb, step in BUDGETS_KB:
+        for d, dv in (*((d, d) for d in range(256, 0, -step)), *MIXED):
             try:
                 asked = problem.make(sram_bytes=kb * 1024, d=d, dv=dv, archs=(arch,))
                 yield sm80_backward.plan_backward(asked, "bf16", arch)[0]
@@ -43,18 +43,22 @@ def plans() -> Iterator[Sm80BackwardPlan]:
                 continue
 
 
-def compiled(plan: Sm80BackwardPlan) -> list[object]:
+def described(plan: Sm80BackwardPlan) -> tuple[int | str, ...]:
+    """The first six fields of a plan's row."""
+    keys, query = plan.keys, plan.query
+    return (
+        keys.d, keys.dv, f"{keys.br}x{keys.bc} warps={keys.warps}/{keys.row_warps} stages={keys.stages}",
+        f"{query.br}x{query.bc} warps={query.warps} stages={query.stages}", keys.accumulators, query.accumulators,
+    )  # fmt: skip
+
+
+def compiled(plan: Sm80BackwardPlan) -> list[int | str]:
     """One row of the table: the worst of the unit's kernels."""
     with tempfile.TemporaryDirectory() as folder:
         verdict = ptxas.check(ptxas.write_backward_plan(Path(folder), plan), ptxas.tools())
-    worst = {arch: [k for k in verdict.kernels if k.arch == arch] for arch in ARCHS}
-    spilled = [max(k.stack_bytes + k.spill_store_bytes + k.spill_load_bytes for k in worst[arch]) for arch in ARCHS]
-    keys, query = plan.keys, plan.query
-    row = [
-        keys.d, keys.dv, f"{keys.br}x{keys.bc} warps={keys.warps}/{keys.row_warps} stages={keys.stages}",
-        f"{query.br}x{query.bc} warps={query.warps} stages={query.stages}", keys.accumulators, query.accumulators,
-        *spilled, *(max(k.registers for k in worst[arch]) for arch in ARCHS),
-    ]  # fmt: skip
+    of_arch = {arch: [k for k in verdict.kernels if k.arch == arch] for arch in ARCHS}
+    spilled = [max(k.stack_bytes + k.spill_store_bytes + k.spill_load_bytes for k in of_arch[a]) for a in ARCHS]
+    row = [*described(plan), *spilled, *(max(k.registers for k in of_arch[a]) for a in ARCHS)]
     print(*row, *verdict.all_findings, flush=True)
     return row
 

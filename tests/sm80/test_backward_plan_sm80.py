@@ -1,0 +1,104 @@
+"""Plans of the mma.sync backward kernels: legal at every width and budget, told with reasons, inside ptxas's sweep."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from codegen import lint, problem
+from codegen.devices import DEVICES
+from codegen.errors import PlanError
+from codegen.plans import registers_sm80_backward as registers
+from codegen.plans import sm80_backward
+from tests.sm80 import backward_units as units
+from tests.sm80 import sweep_backward_registers as sweep
+from verify import ptxas
+from verify.ptxas_backward import shared_memory, text_of
+
+BUDGETS = [("sm80", 192), ("sm80", 64), ("sm86", 192), ("sm90", 227), ("sm120", 99)]
+TABLE = Path(registers.__file__).with_suffix(".json")
+
+
+def planned(d, dv=None, *, arch="sm80", kb=192):
+    return sm80_backward.plan_backward(problem.make(sram_bytes=kb * 1024, d=d, dv=dv, archs=(arch,)), "bf16", arch)
+
+
+@pytest.mark.parametrize("arch, kb", BUDGETS)
+def test_every_width_has_a_legal_plan(arch, kb):
+    limit = min(kb * 1024, DEVICES[arch].smem_per_block_bytes)
+    for d in problem.HEAD_DIMS:
+        for dv in {d, 8, 64, 256}:
+            plan, changes, rejected = planned(d, dv, arch=arch, kb=kb)
+            keys, query = plan.keys, plan.query
+            assert plan.fast_memory_bytes == sum(part.bytes for part in plan.memory) <= limit
+            assert registers.holds_keys(keys) and registers.holds_query(query)
+            assert keys.warps * keys.key_tiles * 16 == keys.bc * keys.row_warps and keys.rows % 16 == 0
+            tiles, across = keys.dq_grid
+            assert keys.br * across == 16 * tiles * keys.warps
+            assert keys.dq_passes * keys.dq_columns * across * 16 >= keys.d_padded
+            assert len(changes) <= 1 and all(r.why for r in rejected) and len(rejected) <= sm80_backward.MOST_REJECTIONS
+            assert (plan.br, plan.bc) not in {(r.br, r.bc) for r in rejected}
+            for layout in (keys.layout, query.layout):
+                assert [r.offset for r in layout] == [sum(r.bytes for r in layout[:i]) for i in range(len(layout))]
+                assert all(r.offset % 512 == 0 for r in layout if r.constant != "kRowsAt")  # periods of the swizzle
+            assert json.loads(json.dumps(plan.as_dict())) == plan.as_dict()
+
+
+def test_the_tiles_for_an_a100_are_the_ones_that_were_weighed():
+    """A reminder: a change here wants a new look at the machine code and, where there is one, at the clock."""
+    found = {d: planned(d)[0] for d in (64, 128, 256)}
+    assert {d: (p.br, p.bc, p.keys.warps, p.keys.row_warps, p.keys.stages) for d, p in found.items()} == {
+        64: (128, 128, 8, 2, 2), 128: (64, 128, 8, 2, 2), 256: (64, 64, 8, 4, 1),
+    }  # fmt: skip
+    assert {d: (p.query.br, p.query.bc) for d, p in found.items()} == {64: (256, 64), 128: (256, 32), 256: (128, 32)}
+
+
+def test_a_budget_that_nothing_fits_says_what_would():
+    with pytest.raises(PlanError) as refusal:
+        planned(256, kb=32)
+    text = str(refusal.value)
+    assert "no backward tile fits 32,768 bytes" in text and "--no-backward" in text
+    kb = int(re.search(r"--sram (\d+)KB", text)[1])
+    assert planned(256, kb=kb)[0].fast_memory_bytes <= kb * 1024
+
+
+def test_fewer_warps_come_only_where_nothing_else_fits():
+    assert planned(64, kb=48)[0].keys.warps >= sm80_backward.FEW_WARPS
+    assert planned(256, kb=64)[0].keys.warps < sm80_backward.FEW_WARPS
+
+
+def test_no_plan_of_the_sweep_spills_and_its_rows_are_todays_plans():
+    table = json.loads(TABLE.read_text())
+    rows = [dict(zip(table["fields"], row, strict=True)) for row in table["rows"]]
+    assert len(rows) >= 40
+    for row in rows:
+        assert row["spilled_sm_80"] == row["spilled_sm_90"] == 0, row
+        assert row["accumulators"] <= registers.MOST_KEYS and row["query_accumulators"] <= registers.MOST_QUERY
+    swept = {tuple(row[name] for name in sweep.FIELDS[:6]) for row in rows}
+    assert {sweep.described(plan) for plan in sweep.plans()} == swept
+
+
+def test_the_emitted_text_keeps_the_emulators_contract_and_120_columns():
+    for d, dv, debug in ((128, 128, False), (40, 72, False), (64, 64, True)):
+        asked = units.make_problem(d, dv, debug=debug)
+        texts = units.sources(asked, units.plan_of(asked))
+        assert {"backward_sm80.cu", "backward_params_sm80.cuh", "backward_query_sm80.cuh"} <= set(texts)
+        lint.require_clean({name: text for name, text in texts.items() if lint.covers(name)})
+        for name, text in texts.items():
+            if not name.startswith("ptx_"):
+                assert not [line for line in text.splitlines() if len(line) > 120 and "  // " not in line], name
+                assert text.count("\n") <= 450, name
+
+
+def test_the_gate_sees_other_bytes_than_the_plans(tmp_path):
+    plan = planned(64)[0]
+    unit = ptxas.write_backward_plan(tmp_path, plan)
+    text = text_of(unit.source)
+    assert shared_memory(text, unit.limits, ("sm_80",)) == []
+    bytes_ = f"kSharedBytes = {plan.keys.bytes};"
+    assert text.count(bytes_) == 1
+    assert shared_memory(text.replace(bytes_, f"kSharedBytes = {plan.keys.bytes + 16};"), unit.limits, ()) != []
+    swapped = text.replace("kQueryThreads, kQuerySharedBytes", "kQueryThreads, kSharedBytes")
+    assert swapped != text and shared_memory(swapped, unit.limits, ()) != []
+    assert shared_memory(text, unit.limits, ("sm_86",)) != []  # 163 KB on a card of 99
