@@ -165,7 +165,7 @@ class PassRecord:
         self.masks[verdict.case.causal + ("+lengths" if verdict.case.key_lengths is not None else "")] += is_first
         self.rows_mpmath += verdict.rows_mpmath
         self.keys_mpmath += verdict.keys_mpmath
-        self.unclaimed.update(verdict.unclaimed)
+        self.unclaimed.update(f"{statement}: {why}" for statement, why in verdict.unclaimed.items())
         for name in verdict.outputs:
             self.outputs.setdefault(name, OutputRecord()).add(verdict, name)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -226,3 +228,14 @@ def test_a_layout_that_the_values_do_not_have_is_refused():
 def test_a_package_without_a_backward_pass_has_no_backward_path():
     folder = packages.emit(d=32, dtypes=("float32",), archs=("cpu",), backward=False)
     assert devices.Cpu().backward_paths(packages.load(folder), "float32", gaussian()) == []
+
+
+def test_a_case_outside_the_domain_is_counted_with_its_reason(right):
+    record, case = Record(0), gaussian(lengths=None, causal="none")
+    far = replace(case, q=case.q * 2.0**12, k=case.k * 2.0**12)
+    for _ in range(2):
+        certify.hear_case(right, far, StandIn(), record, "again")
+    (path,) = [p for p in record.describe({})["paths"] if "backward" in p]
+    stated = path["backward"]["cases_without_a_claim"]
+    assert list(stated.values()) == [2, 2] and not record.violations
+    assert all(text.startswith(("stage-wise: logits reach", "end_to_end: logits reach")) for text in stated)
