@@ -145,8 +145,8 @@ def certify(
     """Certify PACKAGE (a folder, or a name under ./generated) and write its certificate.json.
 
     Every case is heard by the readable reference (its invariant checked after every tile), by float64 with its own
-    bound, by ball arithmetic where installed, and by mpmath on at least 8 rows; on every path that can be forced. So are
-    the gradients of a package that has a backward pass, at the O and LSE of its own kernels.
+    bound, by ball arithmetic where installed, and by mpmath on at least 8 rows; on every path that can be forced. The
+    gradients of a package that has a backward pass are heard likewise, at the O and LSE of its own kernels.
     """
     from verify import certificate, certificate_table, devices, packages, suite, trace
     from verify import certify as judged

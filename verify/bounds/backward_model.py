@@ -69,9 +69,9 @@ def backward_model(path: ArithmeticModel, /, **choices: Any) -> BackwardModel:
 
 # Where a kernel rounds otherwise than `backward_model` has it by default, by the name of its arithmetic model. All CPU
 # kernels make LSE log2 e in float64 and round it once. The mma.sync kernels (codegen/templates/sm80) are as the default
-# has it: a float32 product with a rounded log2 e, dQ of each key tile added to memory, dK and dV in the accumulator over
-# all rows of all heads that share the key. Their kernel for dQ alone, also of the deterministic form, keeps dQ in the
-# accumulator: dq_restarts=False at its own tile (verify/judge_backward.py).
+# has it: a float32 product with a rounded log2 e, dQ of each key tile added to memory, dK and dV in the accumulator
+# over all rows of all heads that share the key. Their kernel for dQ alone, also of the deterministic form, keeps dQ in
+# the accumulator: dq_restarts=False at its own tile (verify/judge_backward.py).
 CHOICES: dict[str, dict[str, Any]] = {
     name: {"lse_roundings": 1} for name in ("fma_f32", "muladd_f32", "fma_f64", "muladd_f64", "amx_bf16")
 }
