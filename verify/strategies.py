@@ -8,6 +8,8 @@
     def test_my_package(description):
         check(attn, description.case())        # raises with the failing element, its bound and its tile
 
+With `gradients=True` a case has dO and perhaps dLSE, and `verify.judge_backward.check` judges its gradients.
+
 A strategy draws a compact *description*, never element arrays; `Description.case()` derives the arrays from it,
 deterministically. That is what makes failures appear early and shrink to something a person would have written
 (one key with logit -200; Nq = 2, Nk = 1): the simplest alternative is always listed first, because that is where
