@@ -38,13 +38,15 @@ def test_a_package_passes_and_its_registers_are_recorded():
     folder = packages.emit(sram="163KB", d=64, br=64, bc=32, dtypes=("bf16", "fp16"), archs=("sm80",))
     figures = ptxas.run([folder])
     assert figures["holds"] and figures["findings"] == []
-    (unit,) = figures["units"]
+    backward, unit = figures["units"]
+    assert [kernel["arch"] for kernel in backward["kernels"]] == ["sm_80"] * 12 + ["sm_90"] * 12
+    assert all(kernel["registers"] <= kernel["allowed"] for kernel in backward["kernels"])
     assert [kernel["arch"] for kernel in unit["kernels"]] == ["sm_80", "sm_80", "sm_90", "sm_90"]
     for kernel in unit["kernels"]:
         assert 64 < kernel["registers"] <= kernel["allowed"] == 255
         if figures["cuobjdump"]:
             assert kernel["instructions"]["HMMA"] % 32 == 0 and not set(LOCAL_MNEMONICS) & set(kernel["instructions"])
-    assert len(ptxas.rows(figures)) == 4
+    assert len(ptxas.rows(figures)) == 28
     assert "0 findings" in report.markdown("ptxas sm80", [{"file": "ptxas.json", **figures}])
 
 
