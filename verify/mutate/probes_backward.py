@@ -78,6 +78,8 @@ def probes(dtype: str, *, d: int, dv: int, br: int, bc: int, seed: int = 3) -> l
         x[:, :, :10] = np.nan  # type: ignore[index]  # they are there, and nobody looks
     spoilt = plain("NaN in dO", nq=br + 3, nk=bc + 5, hq=2, hkv=1)
     spoilt.do[:, 0, 4, 3] = np.nan
+    spoilt_v = plain("NaN in V", nq=bc + 4, nk=bc + 4, causal="bottom_right")
+    spoilt_v.case.v[:, :, bc + 2, 1] = spoilt_v.o[:, :, bc + 2 :, 1] = np.nan  # rows before bc + 2 do not see it
     spoilt_lse = plain("NaN in dLSE", nq=7, nk=bc + 5, dlse=True)
     spoilt_lse.dlse[:, :, 4] = np.nan  # type: ignore[index]
     infinite = plain("an LSE of +inf", nq=5, nk=bc + 3, hq=2)
@@ -108,6 +110,7 @@ def probes(dtype: str, *, d: int, dv: int, br: int, bc: int, seed: int = 3) -> l
         _with(plain("dV alone", nq=br + 3, nk=bc + 5, hq=2, hkv=1), wanted=(False, False, True)),
         tall,
         spoilt,
+        spoilt_v,
         spoilt_lse,
         infinite,
         unseen,
