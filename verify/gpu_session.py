@@ -14,10 +14,8 @@ Holds always: `holds` of every result file is computed from its figures, and the
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -32,7 +30,7 @@ from typing import Any
 
 from codegen.devices import DEVICES
 from codegen.errors import RequestError
-from verify import bench_cuda, bench_report, gpu_commands, machine, packages, peers, sanitize
+from verify import bench_cuda, bench_report, gpu_commands, kernel_hashes, machine, packages, peers, sanitize
 from verify import calibrate as probes
 from verify.bench import Cell, Timing, summary
 
@@ -110,22 +108,9 @@ def request(words: dict[str, Any]) -> Path:
 def identity(folder: Path) -> dict[str, Any]:
     """What a figure belongs to: the package, and its kernels by a hash of their code.
 
-    A change elsewhere in the package, or of a comment, changes the package's digest and not its kernels.
+    A change elsewhere in the package changes its digest and not its kernels: see `kernel_hashes`.
     """
-    plan = packages.plan(folder)
-    kernels = [path for path in plan["files"] if path.endswith((".cu", ".cuh"))]
-    return {
-        "package": folder.name,
-        "digest": plan["digest"],
-        "kernels": {path: code_hash((folder / path).read_text()) for path in kernels},
-    }
-
-
-def code_hash(text: str) -> str:
-    """SHA-256 of C++ text without its comments, every run of white space counted as one space."""
-    strings = r'"(?:\\.|[^"\\\n])*"'
-    code = re.sub(rf"//[^\n]*|/\*.*?\*/|({strings})", lambda found: found[1] or " ", text, flags=re.DOTALL)
-    return hashlib.sha256(" ".join(code.split()).encode()).hexdigest()
+    return {"package": folder.name, "digest": packages.plan(folder)["digest"], "kernels": kernel_hashes.of(folder)}
 
 
 @dataclass

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from codegen import lint
 from codegen import package as rendered
-from verify import gpu_session, guarded, packages, sanitize
+from verify import gpu_session, guarded, kernel_hashes, packages, sanitize
 from verify.__main__ import main
 
 
@@ -111,9 +111,19 @@ def test_every_package_of_the_session_is_legal_and_its_tile_is_what_was_asked():
 
 def test_a_kernel_is_known_by_its_code():
     text = 'int x;  // one\n/* two\n three */ asm("mov // no comment;");\n'
-    assert gpu_session.code_hash(text) == gpu_session.code_hash('int x;\n\n  asm("mov // no comment;"); // four')
-    assert gpu_session.code_hash(text) != gpu_session.code_hash(text.replace("no comment", "another"))
-    assert gpu_session.code_hash(text) != gpu_session.code_hash(text.replace("x", "y"))
+    assert kernel_hashes.code_hash(text) == kernel_hashes.code_hash('int x;\n\n  asm("mov // no comment;"); // four')
+    assert kernel_hashes.code_hash(text) != kernel_hashes.code_hash(text.replace("no comment", "another"))
+    assert kernel_hashes.code_hash(text) != kernel_hashes.code_hash(text.replace("x", "y"))
+
+
+def test_of_a_header_only_what_the_kernels_call_counts():
+    one = "__device__ __forceinline__ int one(int x) { return x; }\n"
+    two = "template <int N>\n__device__ __forceinline__ int two() {\n  if (N) { return one(N); }\n  return 0;\n}\n"
+    three = "__device__ __forceinline__ void three(int (&x)[4]) { x[0] = one(3); }\n"
+    constant = "constexpr int kTwo = 2;\n"
+    header = one + two + constant + three
+    for callers, wanted in (("two<4>();", one + two + constant), ("three(x);", one + constant + three), ("", constant)):
+        assert kernel_hashes.called(header, callers).split() == wanted.split()
 
 
 def test_a_junit_file_is_read(tmp_path):
