@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from codegen.errors import CheckFailed
+from verify import report_models
 from verify.certificate_table import TITLES
+from verify.markdown import source, table
 
 GENERATED = Path("generated")
 _BLOCK = re.compile(r"(<!-- figures: (?P<name>[a-z_ 0-9]+) -->\n)(?P<body>.*?)(<!-- end of figures -->)", re.DOTALL)
@@ -51,13 +53,13 @@ def refresh(readme: Path, results: Path, *, write: bool, generated: Path = GENER
         return False
     found, before = collect(results, generated), readme.read_text()
 
-    def fill(block: re.Match[str]) -> str:
-        name = block["name"].strip()
+    def fill(place: re.Match[str]) -> str:
+        name = place["name"].strip()
         if name not in found:
             raise CheckFailed(
                 f"{readme}: no result file for the block {name!r}", f"there are: {', '.join(sorted(found))}"
             )
-        return block.group(1) + markdown(name, found[name]) + "\n" + block.group(4)
+        return place.group(1) + markdown(name, found[name]) + "\n" + place.group(4)
 
     after = _BLOCK.sub(fill, before)
     if write and after != before:
@@ -73,28 +75,6 @@ def text(results: Path, generated: Path = GENERATED) -> str:
 def markdown(name: str, items: Iterable[Figures]) -> str:
     """One block: a table per result file, and under it where the figures come from."""
     return "\n\n".join(_WRITERS.get(name.split()[0], _plain)(item) for item in items)
-
-
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    titles = list(head)
-    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
-
-
-def _source(item: Figures) -> str:
-    """The line under a table: machine, versions, load, command, file."""
-    machine = item["machine"]
-    chip = machine.get("gpu") or machine["cpu"]
-    parts = [chip["model"]]
-    if machine.get("gpu"):
-        parts.append(f"driver {chip['driver']}, CUDA {chip['cuda']}")
-    else:
-        parts.append(f"{chip['cores']} cores")
-    parts.append(f"torch {machine['versions'].get('torch', '-')}")
-    if "threads" in item and not machine.get("gpu"):
-        parts.append(f"{item['threads']} threads")
-    parts.append(f"load {machine['load'][0]} at the start")
-    return f"{', '.join(parts)}; {machine['date']}; `{machine['command']}`; `{item['file']}`."
 
 
 def _ran_on_emulator(machine: Figures) -> str:
@@ -126,7 +106,7 @@ def _certificate(item: Figures) -> str:
             counts += f", {stated['backward_cases']} of them backward too with {stated['backward_runs']} runs"
         note = f"`{item['name']}` on {device}: {counts}, {stated['violations']} violations"
         note += f"{_ran_on_emulator(stated['machine'])}. "
-        found.append(_table(head, rows) + "\n\n" + note + _source({**stated, "file": item["file"]}))
+        found.append(table(head, rows) + "\n\n" + note + source({**stated, "file": item["file"]}))
     return "\n\n".join(found)
 
 
@@ -168,7 +148,7 @@ def _bench(item: Figures) -> str:
     text = f"{what} / {first}, {item['package']}{_tiles(item)}. {'; '.join(means)}."
     if beside:
         text += f" Geometric means against {'; '.join(beside)}."
-    return f"{text}\n\n{_table(head, body)}\n\n{_source(item)}"
+    return f"{text}\n\n{table(head, body)}\n\n{source(item)}"
 
 
 def _tiles(item: Figures) -> str:
@@ -198,7 +178,7 @@ def _fuzz(item: Figures) -> str:
         f"{item['examples']} examples{backward} over {item['packages']} packages "
         f"({item['packages_with_br_other_than_bc']} with Br != Bc), {item['violations']} violations"
         f"{_ran_on_emulator(item['machine'])}; err/bound:",
-        _table(head, rows),
+        table(head, rows),
     ]
     if item.get("spec"):
         spec = item["spec"]
@@ -211,23 +191,7 @@ def _fuzz(item: Figures) -> str:
         found = [m for m in item["mutants"] if m["found"]]
         most = max((m["first_failure"] for m in found), default=0)
         lines.append(f"Seeded mutants found: {len(found)} of {len(item['mutants'])}, after {most} examples at most.")
-    return "\n\n".join([*lines, _source(item)])
-
-
-def _real(item: Figures) -> str:
-    rows = [
-        [str(row["layer"]), f"{row['max_ratio']['o/float64']:.3f}", f"{row['max_ratio']['lse/float64']:.3f}",
-         f"{row['worst_error']['o']:.1e}", f"{row['eager_worst_error']['o']:.1e}"]
-        for row in item["layers"]
-    ]  # fmt: skip
-    e = item["embeddings"]
-    head = ("layer", "O: max err/bound", "LSE: max err/bound", "O error: ours", "O error: eager")
-    note = (
-        f"{item['sentences']} sentences, {min(item['tokens'])} to {max(item['tokens'])} tokens, "
-        f"{item['calls_of_the_op']} calls; embeddings: ours - float64 {e['ours_minus_float64']:.1e}, "
-        f"eager - float64 {e['eager_minus_float64']:.1e}."
-    )
-    return f"{_table(head, rows)}\n\n{note} {_source(item)}"
+    return "\n\n".join([*lines, source(item)])
 
 
 def _calibrate(item: Figures) -> str:
@@ -242,7 +206,7 @@ def _calibrate(item: Figures) -> str:
         ]
         for p in item["probes"]
     ]
-    return f"{_table(('model', 'on', 'what', 'measured', 'assumed', 'holds'), rows)}\n\n{_source(item)}"
+    return f"{table(('model', 'on', 'what', 'measured', 'assumed', 'holds'), rows)}\n\n{source(item)}"
 
 
 def _certificates(item: Figures) -> str:
@@ -254,13 +218,13 @@ def _certificates(item: Figures) -> str:
             rows.append([f"`{entry['package']}`: {why}", *tile, *(_most(p, x) for x in outputs)])
     head = ("package", "path", "Br x Bc", "cases", *(f"{TITLES[x]}: max err/bound" for x in outputs))
     counts = f"{len(item['packages'])} packages, {item['cases']} cases, {item['violations']} violations"
-    return f"{_table(head, rows)}\n\n{counts}. {_source(item)}"
+    return f"{table(head, rows)}\n\n{counts}. {source(item)}"
 
 
 def _tests(item: Figures) -> str:
     ratios = [float(row["err_over_bound"]) for row in item["tests"] if "err_over_bound" in row]
     probes = f"; {len(ratios)} probes, max err/bound {max(ratios):.3f}" if ratios else ""
-    return f"{item['passed']} passed, {item['failed']} failed, {item['skipped']} skipped{probes}. {_source(item)}"
+    return f"{item['passed']} passed, {item['failed']} failed, {item['skipped']} skipped{probes}. {source(item)}"
 
 
 def _sanitize(item: Figures) -> str:
@@ -273,7 +237,7 @@ def _sanitize(item: Figures) -> str:
         counts = (str(sum(row[x] or 0 for row in clean)) for x in ("calls", "errors"))
         rows.append([tool, str(len(clean)), *counts, ", ".join(planted)])
     head = ("tool", "packages", "calls", "errors", "planted faults")
-    return f"{_table(head, rows)}\n\n{item['environment']}. {_source(item)}"
+    return f"{table(head, rows)}\n\n{item['environment']}. {source(item)}"
 
 
 def _emulator(item: Figures) -> str:
@@ -286,7 +250,7 @@ def _emulator(item: Figures) -> str:
         )
     head = ("package", "dtype", "Br x Bc", "N", "checker", "seconds", "bar", "GFLOP/s", "switches")
     note = f"One head, one core, best of {len(item['runs'][0]['seconds'])}; {item['compiler']}."
-    return f"{_table(head, rows)}\n\n{note} {_source(item)}"
+    return f"{table(head, rows)}\n\n{note} {source(item)}"
 
 
 def _io(item: Figures) -> str:
@@ -312,18 +276,18 @@ def _io(item: Figures) -> str:
     )  # fmt: skip
     from verify import io_backward, io_ncu
 
-    text = _table(head, rows)
+    text = table(head, rows)
     gradients = io_backward.summary(item["packages"])
     if gradients:
-        text += f"\n\nBackward:\n\n{_table(io_backward.SUMMARY, gradients)}"
-    text += f"\n\n{_source(item)}"
+        text += f"\n\nBackward:\n\n{table(io_backward.SUMMARY, gradients)}"
+    text += f"\n\n{source(item)}"
     counters = item.get("counters")
     if counters is None:
         return text
     if not counters["available"]:
         return f"{text}\n\nNo hardware counters: {counters['why']}."
     seen = [[f"`{r['package']}`", r["shape"], f"{r['formula_read']:,}", *io_ncu.ratios(r)] for r in counters["rows"]]
-    return f"{text}\n\n{_table(('package', 'shape', 'formula read', *io_ncu.COLUMNS), seen)}"
+    return f"{text}\n\n{table(('package', 'shape', 'formula read', *io_ncu.COLUMNS), seen)}"
 
 
 def _ptxas(item: Figures) -> str:
@@ -331,7 +295,7 @@ def _ptxas(item: Figures) -> str:
 
     rows = [[f"`{what}`" if "<" in what else what, *figures] for what, *figures in ptxas.rows(item)]
     found = f"{len(item['findings'])} findings"
-    return f"{_table(ptxas.HEAD, rows)}\n\nnvcc {item['nvcc']}; {found}. {_source(item)}"
+    return f"{table(ptxas.HEAD, rows)}\n\nnvcc {item['nvcc']}; {found}. {source(item)}"
 
 
 def _mutate(item: Figures) -> str:
@@ -345,7 +309,7 @@ def _mutate(item: Figures) -> str:
         kept += [f"* {one['target']}, {name}: DID NOT END AS IT SHOULD" for name in one["wrong"]]
     head = ("target", "what is broken", "mutants", "noticed", "may survive", *(f"by {check}" for check in checks))
     survivors = "\n\nMutants that have to survive, and why:\n\n" + "\n".join(kept) if kept else ""
-    return f"{_table(head, rows)}{survivors}\n\n{item['seconds']:.0f} s. {_source(item)}"
+    return f"{table(head, rows)}{survivors}\n\n{item['seconds']:.0f} s. {source(item)}"
 
 
 def _speed(item: Figures) -> str:
@@ -355,11 +319,11 @@ def _speed(item: Figures) -> str:
     ceiling = f" The matrix product reaches {rate['median'] / 1e3:.0f} TFLOP/s." if rate else ""
     means = "; ".join(bench_table.summary_lines(item))
     note = f"{item['shapes']}, median of {item['rounds']} rounds.{ceiling} Geometric means: {means}."
-    return f"{_table(*bench_table.rows(item))}\n\n{note} {_source(item)}"
+    return f"{table(*bench_table.rows(item))}\n\n{note} {source(item)}"
 
 
 def _plain(item: Figures) -> str:
-    return f"`{item['file']}`: {_source(item)}"
+    return f"`{item['file']}`: {source(item)}"
 
 
 _WRITERS: dict[str, Callable[[Figures], str]] = {
@@ -369,7 +333,9 @@ _WRITERS: dict[str, Callable[[Figures], str]] = {
     "speed": _speed,
     "speed_backward": _speed,
     "fuzz": _fuzz,
-    "real": _real,
+    "real": report_models.real,
+    "training": report_models.training,
+    "memory": report_models.memory,
     "calibrate": _calibrate,
     "certificates": _certificates,
     "tests": _tests,
