@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from codegen.errors import CheckFailed
 from verify import __main__ as cli
 from verify import bench, gpu_session, kernel_hashes, machine, report
+from verify.commands import report as command
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def test_a_block_without_a_result_file_is_an_error(results, tmp_path):
 def test_the_command_notices_a_readme_that_is_stale(results, tmp_path, monkeypatch):
     readme = tmp_path / "README.md"
     readme.write_text(README)
-    monkeypatch.setattr(cli, "RESULTS", results)
+    monkeypatch.setattr(command, "RESULTS", results)
     run = CliRunner().invoke
     assert run(cli.main, ["report", "--check", "--readme", str(readme)]).exit_code == 1
     done = run(cli.main, ["report", "--readme", str(readme)])

@@ -1,0 +1,32 @@
+"""The command that puts figures of result files into README files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from verify.commands.options import json_option
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+
+
+@click.command()
+@click.option("--check", is_flag=True, help="Exit 1 if a README differs from what the result files give.")
+@click.option(
+    "--readme", "readmes", type=click.Path(path_type=Path), multiple=True, show_default=True,
+    default=(Path("README.md"), Path("verify/emulator/README.md")),
+)  # fmt: skip
+@json_option
+def report(check: bool, readmes: tuple[Path, ...], as_json: bool) -> None:
+    """Print the figures of the result files, and put them between the marks in the READMEs."""
+    from verify import report as figures
+
+    changed = {figures.refresh(readme, RESULTS, write=not check) for readme in readmes}
+    if as_json:
+        click.echo(json.dumps(figures.collect(RESULTS), indent=1))
+    else:
+        click.echo(figures.text(RESULTS))
+    sys.exit(1 if check and True in changed else 0)
