@@ -19,7 +19,6 @@ import ctypes
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,80 +26,15 @@ from typing import Any
 import torch
 
 from codegen.devices import DEVICES
-from verify import packages
-from verify.cases import torch_dtype
+from verify import guarded_backward, packages
+from verify.cases import CAUSAL, torch_dtype
 from verify.devices import ARCH_VARIABLE, forced
+from verify.entry_points import DTYPE_CODES, ForwardArgs
+from verify.guarded_problems import Problem, problems
 
 GUARD_BYTES, GUARD = 4096, 0xA5
 NAN_BYTE = 0xFF  # a float of any width made of these bytes is NaN
-CAUSAL = ("none", "bottom_right", "top_left")
-DTYPE_CODES = {"bf16": 2, "fp16": 3}
 DONE = "guarded calls:"  # what the last line of a good run starts with
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Sizes, mask and layout of one call. `lengths`: keys of each batch entry, or None for all."""
-
-    name: str
-    nq: int
-    nk: int
-    b: int = 1
-    hq: int = 1
-    hkv: int = 1
-    causal: str = "none"
-    lengths: tuple[int, ...] | None = None
-    layout: str = "contiguous"
-
-
-def problems(br: int, bc: int) -> list[Problem]:
-    """Shapes with an edge in every loop of a kernel with tiles of br rows and bc keys; small, as racecheck is slow."""
-    return [
-        Problem("one row, one key", 1, 1),
-        Problem("whole tiles", br, 2 * bc),
-        Problem("ragged, one row and one key more, GQA", br + 1, 2 * bc + 1, hq=4, hkv=2),
-        Problem("three query tiles", 2 * br + 9, bc - 1, hq=2, hkv=1),
-        Problem("causal, more keys than rows", br + 7, 2 * bc + 9, hq=2, hkv=2, causal="bottom_right"),
-        Problem("causal, rows without a key", br + 23, min(bc, br) - 3, b=2, causal="bottom_right", layout="bnhd"),
-        Problem("causal from the top left", br + 5, bc + 40, hq=2, hkv=1, causal="top_left", layout="padded"),
-        Problem("key lengths", 9, 2 * bc + 3, b=4, hq=2, hkv=1, lengths=(0, bc + 2, 2 * bc + 3, 5), layout="padded"),
-        Problem("key lengths, causal", br + 3, br + 3, b=2, causal="bottom_right", lengths=(br // 2 + 1, 1)),
-        Problem("no keys", 5, 0, hq=2, hkv=2),
-        Problem("strided", br + 2, bc + 2, b=2, hq=4, hkv=4, layout="bnhd"),
-        Problem("few rows, many keys", 3, 512, hq=2, hkv=2),
-    ]
-
-
-class ForwardArgs(ctypes.Structure):
-    """`ForwardArgs` of the emitted csrc/forward.h; the debug form's fields come last and do not disturb the other."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "o", "lse")),
-        *((name, ctypes.c_int64) for name in ("B", "Hq", "Hkv", "Nq", "Nk")),
-        *((f"{name}_stride", ctypes.c_int64 * 3) for name in ("q", "k", "v", "o")),
-        ("key_lengths", ctypes.c_void_p),
-        ("scale", ctypes.c_double),
-        ("causal", ctypes.c_int),
-        ("trace", ctypes.c_void_p),
-        ("trace_tiles", ctypes.c_int64),
-    )
-
-
-BACKWARD_TENSORS = ("q", "k", "v", "o", "lse", "dout", "dlse", "dq", "dk", "dv")
-
-
-class BackwardArgs(ctypes.Structure):
-    """`BackwardArgs` of the emitted csrc/backward.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in BACKWARD_TENSORS),
-        *((name, ctypes.c_int64) for name in ("B", "Hq", "Hkv", "Nq", "Nk")),
-        *((f"{name}_stride", ctypes.c_int64 * (4 if name == "dout" else 3)) for name in BACKWARD_TENSORS),
-        ("key_lengths", ctypes.c_void_p),
-        ("scale", ctypes.c_double),
-        ("causal", ctypes.c_int),
-        ("deterministic", ctypes.c_int),
-    )
 
 
 class Guarded:
@@ -230,8 +164,6 @@ def run(folder: Path, launchers: dict[str, ctypes.CDLL]) -> int:
 
     Raises: SystemExit when something does not hold.
     """
-    from verify import guarded_backward  # which takes its problems from here
-
     attn = packages.load(folder)
     recipe = packages.part(attn, "recipe")
     chosen = recipe.target_for(recipe.capability_of(torch.device("cuda")))

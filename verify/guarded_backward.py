@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from verify import packages
-from verify.cases import torch_dtype
-from verify.guarded import CAUSAL, Problem
+from verify.cases import CAUSAL, torch_dtype
+from verify.guarded_problems import Problem
 
 NAMES = ("dQ", "dK", "dV")
 

@@ -34,7 +34,7 @@ from verify import gpu_session, io_backward, io_calls, machine, packages
 from verify.emulator import build
 from verify.emulator.device import Call as Launch
 from verify.emulator.emulator import SCHEDULES, Emulator
-from verify.guarded import Problem
+from verify.guarded_problems import Problem
 from verify.progress import Step, silent
 
 REGISTER_BYTES = 4

@@ -30,7 +30,8 @@ from verify import io_calls, packages
 from verify.cases import CAUSAL
 from verify.emulator.device_backward import library
 from verify.emulator.emulator import SCHEDULES, Emulator, guarded
-from verify.guarded import DTYPE_CODES, BackwardArgs, Problem
+from verify.entry_points import DTYPE_CODES, BackwardArgs
+from verify.guarded_problems import Problem
 from verify.progress import Step, silent
 
 FORMS = {"default": Form(), "deterministic, gradient of LSE": Form(deterministic=True, dlse=True)}

@@ -1,7 +1,7 @@
 """The calls whose traffic is counted: shapes with an edge in every loop of a kernel, for the judge and for the spec.
 
-A shape is a `guarded.Problem`. Traffic depends on shapes, masks and lengths, never on values: inputs are drawn from
-N(0, 1) and rounded. Layouts are part of the grid because a kernel must move the same bytes whatever the strides.
+A shape is a `guarded_problems.Problem`. Traffic depends on shapes, masks and lengths, never on values: inputs are drawn
+from N(0, 1) and rounded. Layouts are part of the grid because a kernel must move the same bytes whatever the strides.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from codegen.errors import RequestError
 from spec.io_kernels import Call
 from verify.cases import CAUSAL, Case, representable
-from verify.guarded import Problem, problems
+from verify.guarded_problems import Problem, problems
 
 # Rows and keys at which the tables give one head in figures; the emulator runs the first, formulas reach the second.
 SHOWN, FAR = 512, 4096

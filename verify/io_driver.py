@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from verify import io_calls, packages
-from verify.guarded import Problem
+from verify.guarded_problems import Problem
 
 
 def problem_of(shape: dict[str, Any]) -> Problem:

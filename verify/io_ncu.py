@@ -35,7 +35,7 @@ from rich.table import Table
 from codegen.errors import ToolError
 from spec import io_kernels
 from verify import io_calls, packages
-from verify.guarded import Problem
+from verify.guarded_problems import Problem
 from verify.progress import Step, silent
 
 if TYPE_CHECKING:

@@ -14,24 +14,7 @@ from codegen import render
 from codegen.plans import cpu, cpu_amx, cpu_backward, cpu_backward_amx
 from codegen.plans.cpu_isa import Limits
 from tests.cpu import units
-
-NAMES = ("q", "k", "v", "o", "lse", "dout", "dlse", "dq", "dk", "dv")
-STRIDED = ("q", "k", "v", "o", "lse", "dout", "dlse", "dq", "dk", "dv")
-
-
-class BackwardArgs(ctypes.Structure):
-    """csrc/backward.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in NAMES),
-        *((name, ctypes.c_int64) for name in ("B", "Hq", "Hkv", "Nq", "Nk")),
-        *((f"{name}_stride", ctypes.c_int64 * (4 if name == "dout" else 3)) for name in STRIDED),
-        ("key_lengths", ctypes.c_void_p),
-        ("scale", ctypes.c_double),
-        ("causal", ctypes.c_int),
-        ("deterministic", ctypes.c_int),
-    )
-
+from verify.entry_points import BACKWARD_TENSORS, BackwardArgs
 
 Pointer = ctypes.POINTER(BackwardArgs)
 
@@ -149,7 +132,7 @@ def gradients(
 
 def arguments(problem, q, k, v, o, lse, dout, dlse, out, *, scale=None, causal=False, key_lengths=None, wanted="qkv"):
     """BackwardArgs of arrays. Keeps the key lengths alive as its attribute `lengths`."""
-    arrays = dict(zip(NAMES, (q, k, v, o, lse, dout, dlse, *out), strict=True))
+    arrays = dict(zip(BACKWARD_TENSORS, (q, k, v, o, lse, dout, dlse, *out), strict=True))
     for name in "qkv":
         if name not in wanted:
             arrays["d" + name] = None

@@ -21,7 +21,7 @@ from verify import emulator as emulator_package
 from verify import packages, report
 from verify.emulator import build
 from verify.emulator.emulator import SCHEDULES, Emulator, FindingError, Run, guarded
-from verify.guarded import DTYPE_CODES, ForwardArgs
+from verify.entry_points import DTYPE_CODES, ForwardArgs
 
 README = Path(emulator_package.__file__).parent / "README.md"
 RESULTS = README.parent.parent / "results"

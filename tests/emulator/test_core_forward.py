@@ -17,7 +17,7 @@ import pytest
 from verify import packages, sanitize
 from verify.emulator import build
 from verify.emulator.emulator import SCHEDULES, Emulator, Run, guarded, guarded_copy
-from verify.guarded import DTYPE_CODES, ForwardArgs
+from verify.entry_points import DTYPE_CODES, ForwardArgs
 
 FULL, BOTTOM_RIGHT, TOP_LEFT = range(3)  # csrc/forward.h
 FACTOR = 64  # of the queries

@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 import torch
 
+from verify.entry_points import BackwardArgs
+
 HERE = Path(__file__).parent
 D = 16
 TOOLKIT = Path("/toolkit")
@@ -118,19 +120,6 @@ def test_nvcc_compiles_every_unit(packages, tmp_path):
 
 
 # ---- Dispatch
-
-
-class BackwardArgs(ctypes.Structure):
-    """csrc/backward.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "o", "lse", "dout", "dlse", "dq", "dk", "dv")),
-        *((name, ctypes.c_int64) for name in ("B", "Hq", "Hkv", "Nq", "Nk")),
-        *((f"{name}_stride", ctypes.c_int64 * (4 if name == "dout" else 3))
-          for name in ("q", "k", "v", "o", "lse", "dout", "dlse", "dq", "dk", "dv")),
-        ("key_lengths", ctypes.c_void_p), ("scale", ctypes.c_double), ("causal", ctypes.c_int),
-        ("deterministic", ctypes.c_int),
-    )  # fmt: skip
 
 
 class Fake:

@@ -25,26 +25,11 @@ from verify.bounds.backward_model import backward_model
 from verify.bounds.backward_output import backward
 from verify.emulator import build
 from verify.emulator.emulator import SCHEDULES, Emulator, Run, guarded
+from verify.entry_points import DTYPE_CODES, BackwardArgs
 from verify.oracle import backward_float64
 
 DTYPE = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16)}
-CODE = {"bf16": 2, "fp16": 3}
 CAUSAL = {False: 0, "bottom_right": 1, "top_left": 2}
-STRIDED = ("q", "k", "v", "o", "lse", "dout", "dlse", "dq", "dk", "dv")
-
-
-class BackwardArgs(ctypes.Structure):
-    """csrc/backward.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in STRIDED),
-        *((name, ctypes.c_int64) for name in ("B", "Hq", "Hkv", "Nq", "Nk")),
-        *((f"{name}_stride", ctypes.c_int64 * (4 if name == "dout" else 3)) for name in STRIDED),
-        ("key_lengths", ctypes.c_void_p),
-        ("scale", ctypes.c_double),
-        ("causal", ctypes.c_int),
-        ("deterministic", ctypes.c_int),
-    )
 
 
 def make_problem(d, dv=None, *, sram_kb=163, debug=False):
@@ -190,7 +175,7 @@ def launch(machine: Emulator, x: Problem, *, debug=False) -> tuple[Run, list[Any
         machine.register("key_lengths", lengths)
     size_of = machine.library.attention_backward_sm80_scratch
     size_of.restype = ctypes.c_int64
-    scratch = guarded((int(size_of(ctypes.byref(a), CODE[x.dtype])),), np.uint8)
+    scratch = guarded((int(size_of(ctypes.byref(a), DTYPE_CODES[x.dtype])),), np.uint8)
     assert scratch.size % 256 == 0
     machine.register("scratch", scratch, writable=True)
     for name, array in arrays.items():
@@ -203,7 +188,7 @@ def launch(machine: Emulator, x: Problem, *, debug=False) -> tuple[Run, list[Any
                     machine.register(name, head)
         else:
             machine.register(name, bits, once=name in ("dq", "dk", "dv"))
-    return machine.launch("attention_backward_sm80", ctypes.byref(a), CODE[x.dtype], scratch, None), out
+    return machine.launch("attention_backward_sm80", ctypes.byref(a), DTYPE_CODES[x.dtype], scratch, None), out
 
 
 def gradients(problem, x: Problem, schedules=SCHEDULES, plan=None):

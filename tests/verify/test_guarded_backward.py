@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from verify import guarded, guarded_backward, packages
+from verify import guarded_backward, guarded_problems, packages
 
 
 @pytest.fixture(scope="module")
@@ -14,7 +14,7 @@ def attn(small_package):
 
 
 def test_every_problem_passes_when_right(attn):
-    for problem in guarded.problems(32, 16):
+    for problem in guarded_problems.problems(32, 16):
         assert not list(guarded_backward.faults(attn, problem, "float32", "cpu")), problem.name
 
 
@@ -27,7 +27,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("text", FAULTS)
 def test_a_fault_is_a_sentence(attn, text, monkeypatch):
-    problem = next(p for p in guarded.problems(32, 16) if p.name == "key lengths")
+    problem = next(p for p in guarded_problems.problems(32, 16) if p.name == "key lengths")
     op, turns = getattr(torch.ops, packages.part(attn, "op").NAMESPACE).backward, []
 
     class Namespace:

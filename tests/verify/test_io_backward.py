@@ -13,7 +13,7 @@ from codegen import formulas
 from spec.io_backward import GRADIENTS, Form
 from spec.io_kernels import Bytes
 from verify import io, io_backward, io_calls, packages, report
-from verify.guarded import Problem
+from verify.guarded_problems import Problem
 
 CUDA = {"sram": "163KB", "archs": ("sm80",)}
 # Both dtypes; columns that fill no step of the matrix unit; values wider than keys; gradients in float32.

@@ -10,7 +10,7 @@ import pytest
 
 from codegen.errors import ToolError
 from verify import io, io_calls, io_driver, io_ncu, packages
-from verify.guarded import Problem
+from verify.guarded_problems import Problem
 
 METRIC_NAMES = [metric for metric, _ in io_ncu.METRICS.values()]
 KERNEL_NAME = "void attention_forward_d64_dv64_32x32<BFloat16>(Params)"

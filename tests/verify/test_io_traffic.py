@@ -15,7 +15,7 @@ from spec.io_counts import Sizes
 from spec.io_kernels import Bytes
 from verify import gpu_session, io, io_calls, machine, packages, report
 from verify.__main__ import main
-from verify.guarded import Problem
+from verify.guarded_problems import Problem
 
 CUDA = {"dtypes": ("bf16", "fp16"), "archs": ("sm80",)}
 # Tile -> request: one warp, 32 rows per warp, more keys than rows, dv of its own, widths that are no multiple of 16.

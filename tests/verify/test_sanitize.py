@@ -10,8 +10,9 @@ from click.testing import CliRunner
 
 from codegen import lint
 from codegen import package as rendered
-from verify import gpu_session, guarded, kernel_hashes, packages, sanitize
+from verify import entry_points, gpu_session, guarded_problems, kernel_hashes, packages, sanitize
 from verify.__main__ import main
+from verify.cases import CAUSAL
 
 
 @pytest.mark.parametrize(
@@ -68,26 +69,32 @@ def test_a_report_keeps_what_concerns_the_device():
     assert "Host" not in text and "frame" not in text and len(text.splitlines()) < 20
 
 
-def test_the_arguments_have_the_layout_of_forward_h(tmp_path):
+def test_the_arguments_have_the_layout_of_the_emitted_headers(tmp_path):
     """Offsets as the C++ compiler has them, for both forms."""
+    forward = [name for name, *_ in entry_points.ForwardArgs._fields_]
+    backward = [name for name, *_ in entry_points.BackwardArgs._fields_]
     for debug in (False, True):
         asked = packages.request(sram="163KB", d=64, archs=("sm80",), br=64, bc=32, debug=debug)
-        (tmp_path / "forward.h").write_bytes(rendered.render_package(asked)["csrc/forward.h"])
-        names = [name for name, *_ in guarded.ForwardArgs._fields_ if debug or not name.startswith("trace")]
-        lines = "".join(f'  std::printf("%zu\\n", offsetof(ForwardArgs, {name}));\n' for name in names)
+        files = rendered.render_package(asked)
+        for header in ("forward.h", "backward.h"):
+            (tmp_path / header).write_bytes(files[f"csrc/{header}"])
+        fields = [("ForwardArgs", name) for name in forward if debug or not name.startswith("trace")]
+        fields += [("BackwardArgs", name) for name in backward]
+        lines = "".join(f'  std::printf("%zu\\n", offsetof({args}, {name}));\n' for args, name in fields)
+        head = '#include <cstddef>\n#include <cstdio>\n#include "backward.h"\n#include "forward.h"\n'
         source = tmp_path / "offsets.cpp"
-        source.write_text(f'#include <cstddef>\n#include <cstdio>\n#include "forward.h"\nint main() {{\n{lines}}}\n')
+        source.write_text(f"{head}int main() {{\n{lines}}}\n")
         subprocess.run(["c++", "-std=c++17", str(source), "-o", str(tmp_path / "offsets")], check=True)
         said = subprocess.run([str(tmp_path / "offsets")], check=True, capture_output=True, text=True).stdout.split()
-        assert [int(x) for x in said] == [getattr(guarded.ForwardArgs, name).offset for name in names]
+        assert [int(x) for x in said] == [getattr(getattr(entry_points, args), name).offset for args, name in fields]
 
 
 def test_the_guarded_problems_have_an_edge_in_every_loop():
     for br, bc in ((16, 16), (32, 128), (128, 64), (16, 304)):
-        made = guarded.problems(br, bc)
+        made = guarded_problems.problems(br, bc)
         assert len({p.name for p in made}) == len(made)
         assert {p.layout for p in made} == {"contiguous", "bnhd", "padded"}
-        assert {p.causal for p in made} == set(guarded.CAUSAL)
+        assert {p.causal for p in made} == set(CAUSAL)
         assert any(p.nq % br and p.nk % bc for p in made) and any(p.nq % br == 0 and p.nk % bc == 0 for p in made)
         assert any(p.hq > p.hkv for p in made) and any(p.nk == 0 for p in made) and any(p.nq > 2 * br for p in made)
         assert any(p.nq > p.nk > 0 and p.causal == "bottom_right" for p in made)

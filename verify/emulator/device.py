@@ -43,7 +43,7 @@ from verify.emulator.emulator import (
     guarded_copy,
 )
 from verify.emulator.layout import bits, placed, strides
-from verify.guarded import DTYPE_CODES, ForwardArgs
+from verify.entry_points import DTYPE_CODES, ForwardArgs
 
 NAN_BITS = 0x7FFF  # a NaN in bf16 and in fp16
 

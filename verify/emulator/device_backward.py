@@ -20,7 +20,7 @@ from verify.cases import Array, Case, torch_dtype
 from verify.emulator import build
 from verify.emulator.emulator import Emulator, Run, guarded, guarded_copy
 from verify.emulator.layout import bits, placed, strides
-from verify.guarded import DTYPE_CODES, BackwardArgs
+from verify.entry_points import DTYPE_CODES, BackwardArgs
 
 NAMES = ("dq", "dk", "dv")
 READ = ("q", "k", "v", "o", "dout")  # of 2-byte elements

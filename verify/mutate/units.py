@@ -22,7 +22,7 @@ from codegen.plans import cpu_amx
 from codegen.plans.cpu_isa import VECTOR_ISAS
 from verify import packages
 from verify.cases import CAUSAL, Array, Case
-from verify.guarded import ForwardArgs
+from verify.entry_points import ForwardArgs
 
 DTYPES = {"float32": np.float32, "float64": np.float64, "bf16": ml_dtypes.bfloat16, "fp16": np.float16}
 CODES = {"float32": 0, "float64": 1, "bf16": 2, "fp16": 3}

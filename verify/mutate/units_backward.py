@@ -18,13 +18,11 @@ from codegen.plans import cpu, cpu_backward, cpu_backward_amx
 from codegen.plans.cpu_isa import VECTOR_ISAS
 from codegen.problem import Problem
 from verify.cases import CAUSAL, Array
-from verify.guarded import BackwardArgs
+from verify.entry_points import BackwardArgs
 from verify.mutate import units
 from verify.mutate.probes_backward import BackwardProbe
 
 Plan = cpu_backward.BackwardPlan | cpu_backward_amx.AmxBackwardPlan
-
-
 _Pointer = ctypes.POINTER(BackwardArgs)
 
 
