@@ -14,11 +14,9 @@ from codegen.errors import PlanError
 from codegen.plan import Change, Decision, Rejection, Variant
 from codegen.plans import cpu_amx, cpu_backward, cpu_backward_amx, exp2_coefficients
 from codegen.plans.cpu_isa import VECTOR_ISAS, Groups, Isa, Limits
-from codegen.plans.cpu_vector import KEY_GRANULE, ROW_GRANULE, CpuPlan, plan_vector
+from codegen.plans.cpu_vector import CODE, ELEMENT, KEY_GRANULE, ROW_GRANULE, CpuPlan, plan_vector
 from codegen.problem import Problem
 
-ELEMENT = {"float32": "float", "float64": "double", "bf16": "BFloat16", "fp16": "Float16"}  # C++ type in memory
-CODE = {"float32": "kFloat32", "float64": "kFloat64", "bf16": "kBFloat16", "fp16": "kFloat16"}  # enum DType
 AMX_ARITHMETIC = {"bf16": "amx_bf16", "fp16": "amx_fp16_planes"}
 AMX_BACKWARD = ("bf16",)  # dtypes; fp16 gradients of a machine with AMX come from its vector kernel
 

@@ -22,7 +22,7 @@ from typing import Any
 from codegen.errors import PlanError
 from codegen.plan import Change, Rejection
 from codegen.plans.cpu_isa import VECTOR_ISAS, Groups, Isa, Limits
-from codegen.plans.cpu_vector import CACHE_LINE, KEY_GRANULE, SCALAR, SCALAR_BYTES, VectorPlan
+from codegen.plans.cpu_vector import CACHE_LINE, CODE, ELEMENT, KEY_GRANULE, SCALAR, SCALAR_BYTES, VectorPlan
 from codegen.problem import ITEMSIZE, Problem
 from codegen.sizes import format_bytes
 from spec import tile_rule
@@ -200,7 +200,6 @@ def _nothing_fits(problem: Problem, dtype: str, isa: Isa, limit: int, smallest: 
 
 def _kernel(plan: BackwardPlan, dtype: str, isa: Isa) -> dict[str, Any]:
     """What the unit prints of one kernel."""
-    from codegen.plans.cpu import CODE, ELEMENT  # here: the planner of the target imports this one
 
     def block(groups: Groups) -> str:
         return f"BackwardBlock<{plan.scalar}, {plan.lanes}, {plan.vectors}, {groups.keys}, {groups.columns}>"

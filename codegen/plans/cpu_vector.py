@@ -32,6 +32,8 @@ COLLIDING_BYTES = 2048  # rows this far apart, or a multiple, share too few sets
 CACHE_LINE = 64
 MOST_REJECTIONS = 6  # of one kernel; the rest go without saying
 
+CODE = {"float32": "kFloat32", "float64": "kFloat64", "bf16": "kBFloat16", "fp16": "kFloat16"}  # enum DType
+ELEMENT = {"float32": "float", "float64": "double", "bf16": "BFloat16", "fp16": "Float16"}  # C++ type in memory
 SCALAR = {"float32": "float", "float64": "double", "bf16": "float", "fp16": "float"}  # what a type is computed in
 SCALAR_BYTES = {"float": 4, "double": 8}
 SomePlan = TypeVar("SomePlan", bound="VectorPlan")

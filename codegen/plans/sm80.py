@@ -22,47 +22,27 @@ from typing import Any
 from codegen.devices import DEVICES
 from codegen.errors import PlanError
 from codegen.plan import Change, Decision, MemoryPart, Rejection, Variant
-from codegen.plans import registers_sm80
+from codegen.plans import registers_sm80, sm80_backward
 from codegen.plans.registers_sm80 import MOST_ACCUMULATORS, MOST_WARPS, PER_THREAD, accumulators
+from codegen.plans.sm80_tiles import DTYPES, GRANULE, ITEMSIZE, SECTION_BYTES, Region, Widths, padded, panel
 from codegen.problem import Problem
 from codegen.sizes import format_bytes
 from spec import tile_rule
 
-ITEMSIZE = 2  # bytes of a bf16 or fp16
-GRANULE = 16  # rows of an m16 tile, keys of a k16 step
 FEW_KEYS = 32  # rows go before keys below this
 LOOP_STEPS = 7  # longest straight run of k16 steps in Q K^T: longer ones spill
-# K and V that the heads running side by side may touch: half of the smallest L2 among data-center cards (A100, 40 MB),
-# rounded down to a power of two.
-SECTION_BYTES = 16 * 1024 * 1024
 MOST_REJECTIONS = 6
 CANDIDATE_ROWS, CANDIDATE_KEYS = (64, 128, 256), (32, 64, 96, 128, 192, 256)
 
 ARITHMETIC = "mma_sm80"
-DTYPES = {
-    "bf16": {"type": "BFloat16", "code": "kBFloat16", "mma": "mma_m16n8k16_bf16", "pack": "cvt_rn_bf16x2"},
-    "fp16": {"type": "Float16", "code": "kFloat16", "mma": "mma_m16n8k16_f16", "pack": "cvt_rn_f16x2"},
-}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Region:
-    """One piece of shared memory: the constant that the kernel prints for its offset, in bytes."""
-
-    constant: str
-    name: str
-    offset: int
-    bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sm80Plan:
+class Sm80Plan(Widths):
     """All that the template may ask. `_bytes` are bytes; other sizes count elements."""
 
     br: int
     bc: int
-    d: int
-    dv: int
     row_tiles: int  # m16 tiles per warp
     refill_before_softmax: bool  # when the copy of the next K tile starts
 
@@ -77,22 +57,6 @@ class Sm80Plan:
     @property
     def threads(self) -> int:
         return 32 * self.warps
-
-    @property
-    def d_padded(self) -> int:
-        return padded(self.d)
-
-    @property
-    def dv_padded(self) -> int:
-        return padded(self.dv)
-
-    @property
-    def panel_d(self) -> int:
-        return panel(self.d_padded)
-
-    @property
-    def panel_dv(self) -> int:
-        return panel(self.dv_padded)
 
     @property
     def steps_at_once(self) -> int:
@@ -142,16 +106,6 @@ class Sm80Plan:
             "refill_before_softmax": self.refill_before_softmax,
             "fast_memory_bytes": self.fast_memory_bytes,
         }
-
-
-def padded(width: int) -> int:
-    """Columns in shared memory: whole k16 steps."""
-    return -(-width // GRANULE) * GRANULE
-
-
-def panel(width: int) -> int:
-    """Columns of one panel: the widest swizzle, 128, 64 or 32 bytes, that the padded width is made of."""
-    return next(columns for columns in (64, 32, 16) if width % columns == 0)
 
 
 def steps_at_once(width: int) -> int:
@@ -315,8 +269,6 @@ def decide(problem: Problem, arch: str) -> Decision:
 
     Raises: PlanError when no tile is legal, or an override is not.
     """
-    from codegen.plans import sm80_backward  # here: it imports this module
-
     device = DEVICES[arch]
     limit = min(problem.sram_bytes, device.smem_per_block_bytes)
     of_device = f"shared memory of a block on {device.name}, {format_bytes(limit)}"
@@ -363,8 +315,6 @@ def context(problem: Problem, plan: Sm80Plan, arch: str, dtypes: tuple[str, ...]
 
 def files(problem: Problem, decision: Decision) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
     """The kernels and their PTX header under csrc/: template and the context that this adds to the package's."""
-    from codegen.plans import sm80_backward
-
     plan = decision.variants[0].plan
     assert isinstance(plan, Sm80Plan)
     dtypes = tuple(v.dtype for v in decision.variants)

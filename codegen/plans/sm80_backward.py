@@ -5,7 +5,7 @@ tiles of Br rows; it also makes the dQ of each tile, which it adds to memory. `q
 and where dQ alone is wanted: a block owns rows, keeps their dQ in registers and runs over keys. One text serves every
 relative of sm_80; they differ in shared memory per block.
 
-What decides speed here is the traffic of shared memory. A m16n8k16 takes 2 clocks of an A100's matrix units and an
+What decides speed here is the traffic of shared memory. An m16n8k16 takes 2 clocks of an A100's matrix units and an
 ldmatrix.x4 takes 4 of its shared memory, so that one fetched operand must serve two products and more: warps own 32
 keys rather than 16, and P^T and dS^T stay in the registers of the warp that made them, for its own share of the rows.
 Every tile shape that holds in registers (`registers_sm80_backward`) and fits in min(--sram, shared memory of a block)
@@ -24,7 +24,7 @@ from codegen.devices import DEVICES
 from codegen.errors import PlanError
 from codegen.plan import Change, MemoryPart, Rejection
 from codegen.plans import registers_sm80_backward as registers
-from codegen.plans.sm80 import DTYPES, GRANULE, ITEMSIZE, SECTION_BYTES, Region, padded, panel
+from codegen.plans.sm80_tiles import DTYPES, GRANULE, ITEMSIZE, SECTION_BYTES, Region, Widths, panel
 from codegen.problem import Problem
 from spec import tile_rule
 
@@ -60,30 +60,6 @@ def _regions(parts: tuple[tuple[str, str, int], ...]) -> tuple[Region, ...]:
         regions.append(Region(constant=constant, name=name, offset=at, bytes=size))
         at += size
     return tuple(regions)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Widths:
-    """Columns of a problem, padded to whole k16 steps, and the panels that they make in shared memory."""
-
-    d: int
-    dv: int
-
-    @property
-    def d_padded(self) -> int:
-        return padded(self.d)
-
-    @property
-    def dv_padded(self) -> int:
-        return padded(self.dv)
-
-    @property
-    def panel_d(self) -> int:
-        return panel(self.d_padded)
-
-    @property
-    def panel_dv(self) -> int:
-        return panel(self.dv_padded)
 
 
 @dataclass(frozen=True, kw_only=True)

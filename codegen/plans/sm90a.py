@@ -25,12 +25,11 @@ from codegen.errors import PlanError
 from codegen.plan import Change, Decision, MemoryPart, Rejection, Variant
 from codegen.plans import registers_sm90a
 from codegen.plans.registers_sm90a import REGISTERS
-from codegen.plans.sm80 import padded, panel
+from codegen.plans.sm80_tiles import ITEMSIZE, Region, Widths, padded
 from codegen.problem import Problem
 from codegen.sizes import format_bytes
 from spec import tile_rule
 
-ITEMSIZE = 2  # bytes of a bf16 or fp16
 WARPGROUP_ROWS = 64  # rows of one wgmma: one consumer
 MOST_CONSUMERS = 4
 GRANULE = 16  # keys of a k16 step of P V
@@ -72,23 +71,11 @@ DTYPES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Region:
-    """One piece of shared memory: the constant that the kernel prints for its offset, in bytes."""
-
-    constant: str
-    name: str
-    offset: int
-    bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sm90aPlan:
+class Sm90aPlan(Widths):
     """All that the template may ask. `_bytes` are bytes; other sizes count elements."""
 
     br: int
     bc: int
-    d: int
-    dv: int
     stages_k: int
     stages_v: int
     p_in_shared: bool  # P through shared memory, not through registers: fewer registers, more shared-memory traffic
@@ -122,22 +109,6 @@ class Sm90aPlan:
     @property
     def consumer_registers(self) -> int:
         return REGISTERS[self.consumers, self.blocks_per_sm][1]
-
-    @property
-    def d_padded(self) -> int:
-        return padded(self.d)
-
-    @property
-    def dv_padded(self) -> int:
-        return padded(self.dv)
-
-    @property
-    def panel_d(self) -> int:
-        return panel(self.d_padded)
-
-    @property
-    def panel_dv(self) -> int:
-        return panel(self.dv_padded)
 
     @property
     def layout(self) -> tuple[Region, ...]:
