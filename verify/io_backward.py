@@ -25,7 +25,6 @@ from codegen.problem import ITEMSIZE
 from spec import io_backward
 from spec.io_backward import GRADIENTS, TENSORS, BackwardKernel, Form
 from spec.io_kernels import Bytes, Call
-from spec.tiling import count
 from verify import io_calls, packages
 from verify.cases import CAUSAL
 from verify.emulator.device_backward import library
@@ -35,7 +34,6 @@ from verify.guarded_problems import Problem
 from verify.progress import Step, silent
 
 FORMS = {"default": Form(), "deterministic, gradient of LSE": Form(deterministic=True, dlse=True)}
-GRANULE = 16  # rows and columns of a block of the matrix unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,15 +60,12 @@ def kernel_of(folder: Path, target: str = "sm80") -> Kernel | None:
         return None
     plan, asked = rows[0]["plan"], facts["request"]
     itemsize = ITEMSIZE[rows[0]["dtype"]]
-    across, passes = plan["dq_column_warps"], plan.get("dq_passes", 1)
-    columns = count(count(plan["d_padded"] // GRANULE, across), passes)  # 16-column blocks of a warp in one pass
     return Kernel(
         folder=folder, target=target, dtypes=tuple(row["dtype"] for row in rows), d=asked["d"], dv=asked["dv"],
         traffic=BackwardKernel(
             br=plan["br"], bc=plan["bc"], threads=plan["threads"], d_padded=plan["d_padded"],
-            tile_sums=plan["threads"] * passes * columns * plan["dq_rows_per_warp"] // GRANULE * 8,
-            dq_column_warps=across, query_br=plan["query_br"], query_bc=plan["query_bc"],
-            query_threads=32 * plan["query_warps"], itemsize=itemsize,
+            tile_sums=plan["tile_sums"], dq_column_warps=plan["dq_column_warps"], query_br=plan["query_br"],
+            query_bc=plan["query_bc"], query_threads=32 * plan["query_warps"], itemsize=itemsize,
             gradient_itemsize=4 if asked["debug"] else itemsize,
         ),
     )  # fmt: skip

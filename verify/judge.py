@@ -6,8 +6,8 @@ Judges (each gives a value and a bound on its own error, which widens the kernel
   mpmath    T2, at 50 digits, at least ROWS rows of every case: tile edges and the worst rows of all paths.
   spec      the readable reference: FlashAttention-2 forward at the path's own Br and Bc, its invariant checked
             after every tile.
-A judge with an own bound as wide as a float64 kernel's would prove little, so float64 kernels answer to balls
-(mpmath where flint is absent) in place of T0.
+A judge with an own bound as wide as a float64 kernel's would prove little, so float64 kernels answer to balls in place
+of T0; where flint is absent T0 is heard all the same, and mpmath is what proves something.
 
 Holds always: NaN never passes as a number, and what must be NaN (verify/special.py) never passes as a number either.
 """

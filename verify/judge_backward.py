@@ -9,8 +9,8 @@ Judges of the stage-wise statement, as for the forward pass (verify/judge.py):
   balls     T1, at 50 digits, every element, where python-flint is installed.
   mpmath    T2, at 50 digits: dQ of at least ROWS rows, dK and dV of at least ROWS keys of every case.
   spec      FlashAttention-2 backward at the path's own Br and Bc, and its invariant.
-float64 kernels answer to balls (mpmath where flint is absent) in place of T0, stage-wise. The paths of one case read
-the same O and LSE, so that they share the oracles: those of one forward path, another one from case to case.
+float64 kernels answer to balls in place of T0, stage-wise, as in the forward pass. The paths of one case read the same O
+and LSE, so that they share the oracles: those of one forward path, another one from case to case.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ from verify.special_backward import ExpectedGradients
 from verify.verdict import GRADIENTS, Found, Verdict
 
 ROWS = judge.ROWS
-END_TO_END = "end_to_end"
-_FORWARD = ("q", "k", "v", "scale", "visible")
-STAGE = "stage-wise"
+STAGE, END_TO_END = "stage-wise", "end_to_end"
+_FORWARD = ("q", "k", "v", "scale", "visible")  # what a forward bound takes of a problem
 Triple = tuple[Array, Array, Array]
 
 
