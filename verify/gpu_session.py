@@ -3,11 +3,11 @@
     python -m verify gpu-session --out results
 
 Parts that are timings, or counters that see all of the GPU, run first and each alone: `speed`, `io`, and those of
-gpu_commands.py that time something. Then at the same time the others: `certify` (every package of PACKAGES, both
-dtypes), `certify_sm90a` (of HOPPER), `certify_backward` (of BACKWARD), `tests` and `tests_sm90a` (pytest -m gpu),
-`sanitize` and `sanitize_sm90a` (with planted faults), `calibrate`, `training`, `memory`. Without --part it is those of
-USUAL. Each writes its file to the output folder when it ends, the certificates after every package: a session that is
-cut short keeps what it has.
+gpu_commands.py that time something. Then at the same time the others: `certify` (every package of PACKAGES in
+gpu_packages.py, both dtypes), `certify_sm90a` (of HOPPER), `certify_backward` (of BACKWARD), `tests` and `tests_sm90a`
+(pytest -m gpu), `sanitize` and `sanitize_sm90a` (with planted faults), `calibrate`, `training`, `memory`. Without
+--part it is those of USUAL. Each writes its file to the output folder when it ends, the certificates after every
+package: a session that is cut short keeps what it has.
 
 Holds always: `holds` of every result file is computed from its figures, and the command's exit code from them all.
 """
@@ -30,79 +30,30 @@ from typing import Any
 
 from codegen.devices import DEVICES
 from codegen.errors import RequestError
-from verify import bench_cuda, bench_report, gpu_commands, kernel_hashes, machine, packages, peers, sanitize
+from verify import bench_cuda, bench_report, gpu_commands, io, kernel_hashes, machine, packages, peers, sanitize
 from verify import calibrate as probes
 from verify.bench import Cell, Timing, summary
+from verify.gpu_packages import (
+    BACKWARD,
+    DTYPES,
+    HOPPER,
+    PACKAGES,
+    SANITIZED_HOPPER,
+    SPEED_BUDGET,
+    SPEED_TILES,
+    request,
+    sanitized,
+    tile_request,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
-DTYPES = ("bf16", "fp16")
-_CUDA: dict[str, Any] = {"dtypes": DTYPES, "archs": ("sm80",)}
-
-# The request of each certified package. Names say what the shape is there for.
-PACKAGES: dict[str, dict[str, Any]] = {
-    "the default command's": {"sram": "192KB", "d": 128},
-    "the paper's tile at d=64": {"sram": "192KB", "d": 64, **_CUDA},
-    "fast tile at d=128": {"sram": "163KB", "d": 128, "br": 128, "bc": 64, **_CUDA},
-    "fast tile at d=64": {"sram": "163KB", "d": 64, "br": 128, "bc": 128, **_CUDA},
-    "d no multiple of 16, Br=32, Bc=16": {"sram": "163KB", "d": 24, "br": 32, "bc": 16, **_CUDA},
-    "smallest rows of d=16, Br=32, Bc=16": {"sram": "163KB", "d": 16, "br": 32, "bc": 16, **_CUDA},
-    "more keys than rows": {"sram": "163KB", "d": 64, "br": 32, "bc": 128, **_CUDA},
-    "d=72, one warp": {"sram": "64KB", "d": 72, "br": 16, "bc": 48, **_CUDA},
-    "d=80": {"sram": "192KB", "d": 80, **_CUDA},
-    "widest": {"sram": "192KB", "d": 256, **_CUDA},
-    "dv smaller than d": {"sram": "192KB", "d": 192, "dv": 128, **_CUDA},
-    "dv larger than d, neither a multiple of 16": {"sram": "192KB", "d": 40, "dv": 136, **_CUDA},
-    "narrowest": {"sram": "163KB", "d": 8, "dv": 8, **_CUDA},
-}
-# Packages with kernels for sm_90a alone: the paper's tiles, and what was measured. Their sm_80 kernels are judged
-# beside them.
-HOPPER: dict[str, dict[str, Any]] = {
-    f"sm90a, d={d}" + (f", dv={dv}" if d != dv else "") + (", tuned" if tiling == "tuned" else ""): {
-        "sram": "227KB", "d": d, "dv": dv, "dtypes": DTYPES, "archs": ("sm90a",), "backward": False, "tiling": tiling,
-    }
-    for tiling, widths in (
-        ("paper", (*((d, d) for d in (32, 64, 80, 96, 128, 192, 256)), (192, 128))),
-        ("tuned", ((64, 64), (128, 128), (256, 256), (192, 128))),
-    )
-    for d, dv in widths
-}  # fmt: skip
-# Packages whose gradients are certified, as many cases of each as BACKWARD_CASES says.
-BACKWARD: dict[str, dict[str, Any]] = {
-    f"gradients, d={d}": {"sram": "163KB", "d": d, **_CUDA} for d in (32, 64, 80, 96, 128, 192, 256)
-}
 CASES, BACKWARD_CASES = 56, 28  # per dtype
 
-# Packages whose every kernel runs under the four tools: the default, a shape that once hid a barrier fault elsewhere
-# (d=192, dv=128), widths beside the granule, one warp, many warps, the debug form.
-SANITIZED = (
-    "the default command's", "fast tile at d=64", "d no multiple of 16, Br=32, Bc=16", "d=72, one warp", "widest",
-    "dv smaller than d", "dv larger than d, neither a multiple of 16",
-)  # fmt: skip
-# And on sm_90a: P in shared memory with three consumers that skip key tiles, in registers with a lazy rescale, one
-# consumer, panels of 16 columns and unequal widths.
-SANITIZED_HOPPER: tuple[dict[str, Any], ...] = tuple(
-    {"sram": "227KB", "dtypes": ("bf16",), "archs": ("sm90a",), "backward": False, **words}
-    for words in (
-        {"d": 128, "br": 192, "bc": 128}, {"d": 256, "br": 128, "bc": 80}, {"d": 64, "br": 64, "bc": 64},
-        {"d": 72, "dv": 40, "br": 128, "bc": 64},
-    )
-)  # fmt: skip
-DEBUG: dict[str, Any] = {"sram": "163KB", "d": 64, "br": 64, "bc": 32, "debug": True, **_CUDA}
-
-# Speed: 16384 tokens of hidden size 2048, tiles to choose the best of within 163 KB.
-SPEED_BUDGET, TOKENS, HIDDEN = "163KB", 16384, 2048
+# Speed: 16384 tokens of hidden size 2048.
+TOKENS, HIDDEN = 16384, 2048
 SPEED_LENGTHS = (4096, 8192, 16384)
-SPEED_TILES = {
-    64: ((128, 128), (128, 96), (64, 256)),
-    128: ((128, 64), (64, 128), (128, 128), (128, 192)),
-}
 SPEED_PEERS = ("fa2", "cudnn", "efficient")
 ROUNDS = 9
-
-
-def request(words: dict[str, Any]) -> Path:
-    """The folder of a package of the tables above."""
-    return packages.emit(**words)
 
 
 def identity(folder: Path) -> dict[str, Any]:
@@ -327,11 +278,6 @@ def junit(file: Path) -> list[dict[str, Any]]:
     return found
 
 
-def sanitized() -> list[Path]:
-    """The packages that go through the sanitizers."""
-    return [request(words) for words in (*(PACKAGES[name] for name in SANITIZED), DEBUG)]
-
-
 def sanitizers(session: Session) -> None:
     """The four tools on every package of SANITIZED, and on the planted faults."""
     jobs = max(1, session.jobs // 2)
@@ -360,14 +306,8 @@ def calibrate(session: Session) -> None:
 
 def traffic(session: Session) -> None:
     """`verify io`: bytes of every tile in the emulator against the formula, and what the GPU's counters saw."""
-    from verify import io  # which takes its packages from here
-
     folders = [request(PACKAGES[name]) for name in io.PACKAGES[:4]]  # d = 64 and 128: the counters are what is new here
     session.keep("io", io.run(folders, device="cuda"))
-
-
-def tile_request(d: int, tile: bench_report.Tile) -> dict[str, Any]:
-    return {"sram": SPEED_BUDGET, "d": d, "br": tile[0], "bc": tile[1], **_CUDA}
 
 
 def speed(session: Session) -> None:

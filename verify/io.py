@@ -30,7 +30,7 @@ from codegen.errors import RequestError
 from codegen.problem import ITEMSIZE
 from spec import io_bounds, io_kernels, tile_rule
 from spec.io_kernels import TENSORS, Bytes, Call
-from verify import gpu_session, io_backward, io_calls, machine, packages
+from verify import gpu_packages, io_backward, io_calls, machine, packages
 from verify.emulator import build
 from verify.emulator.device import Call as Launch
 from verify.emulator.emulator import SCHEDULES, Emulator
@@ -38,7 +38,7 @@ from verify.guarded_problems import Problem
 from verify.progress import Step, silent
 
 REGISTER_BYTES = 4
-# The tiles that are counted when no package is named: names of `gpu_session.PACKAGES`, where each is certified.
+# The tiles that are counted when no package is named: names of `gpu_packages.PACKAGES`, where each is certified.
 PACKAGES = (
     "the default command's", "the paper's tile at d=64", "fast tile at d=128", "fast tile at d=64",
     "d no multiple of 16, Br=32, Bc=16", "d=72, one warp", "widest", "dv smaller than d",
@@ -164,7 +164,7 @@ def chosen(
         ]
     if br is not None or bc is not None:
         raise RequestError("--br and --bc need --d", "try --d 64 --br 128 --bc 64")
-    return [packages.find(name) for name in names] or [gpu_session.request(gpu_session.PACKAGES[n]) for n in PACKAGES]
+    return [packages.find(name) for name in names] or [gpu_packages.request(gpu_packages.PACKAGES[n]) for n in PACKAGES]
 
 
 def run(

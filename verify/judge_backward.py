@@ -9,8 +9,8 @@ Judges of the stage-wise statement, as for the forward pass (verify/judge.py):
   balls     T1, at 50 digits, every element, where python-flint is installed.
   mpmath    T2, at 50 digits: dQ of at least ROWS rows, dK and dV of at least ROWS keys of every case.
   spec      FlashAttention-2 backward at the path's own Br and Bc, and its invariant.
-float64 kernels answer to balls in place of T0, stage-wise, as in the forward pass. The paths of one case read the same O
-and LSE, so that they share the oracles: those of one forward path, another one from case to case.
+float64 kernels answer to balls in place of T0, stage-wise, as in the forward pass. The paths of one case read the same
+O and LSE, so that they share the oracles: those of one forward path, another one from case to case.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from verify import devices, gpu_session, packages
+from verify import devices, gpu_packages, packages
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,8 +25,8 @@ def gpu() -> torch.device:
 
 @pytest.fixture(scope="session")
 def attn_of(gpu: torch.device) -> Callable[[str], ModuleType]:
-    """The package with this name in `verify.gpu_session.PACKAGES`, imported; its first call builds it."""
-    return lambda name: packages.load(gpu_session.request(gpu_session.PACKAGES[name]))
+    """The package with this name in `verify.gpu_packages.PACKAGES`, imported; its first call builds it."""
+    return lambda name: packages.load(gpu_packages.request(gpu_packages.PACKAGES[name]))
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from verify import gpu_session, judge_backward, output_gradients, packages
+from verify import gpu_packages, judge_backward, output_gradients, packages
 from verify.inputs import FAMILIES
 from verify.suite import Shape, case
 
@@ -33,12 +33,12 @@ PROBES = {
 }
 
 
-@pytest.mark.parametrize("dtype", gpu_session.DTYPES)
+@pytest.mark.parametrize("dtype", gpu_packages.DTYPES)
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("probe", PROBES)
 def test_a_probe_is_within_its_bound_in_both_forms(attn_of, cuda, record_property, probe, package, dtype):
     family, shape, gradient, dlse = PROBES[probe]
-    words = gpu_session.PACKAGES[package]
+    words = gpu_packages.PACKAGES[package]
     d = words["d"]
     plain = case(FAMILIES[family], shape, probe, dtype=dtype, d=d, dv=words.get("dv", d), seed=7)
     made = output_gradients.attach(plain, gradient, dlse=dlse, seed=7)
@@ -49,9 +49,9 @@ def test_a_probe_is_within_its_bound_in_both_forms(attn_of, cuda, record_propert
     record_property("err_over_bound", f"{max(v.worst.ratio for v in verdicts):.4f}")
 
 
-@pytest.mark.parametrize("name", gpu_session.BACKWARD)
+@pytest.mark.parametrize("name", gpu_packages.BACKWARD)
 def test_the_deterministic_form_gives_the_same_bits_in_a_hundred_runs(cuda, name):
-    attn, d = packages.load(gpu_session.request(gpu_session.BACKWARD[name])), gpu_session.BACKWARD[name]["d"]
+    attn, d = packages.load(gpu_packages.request(gpu_packages.BACKWARD[name])), gpu_packages.BACKWARD[name]["d"]
     shape = Shape(b=2, hq=4, hkv=2, nq=600, nk=700, causal="bottom_right")
     plain = case(FAMILIES["gaussian"], shape, name, dtype="bf16", d=d, dv=d, seed=1)
     made = output_gradients.attach(plain, "normal", dlse="normal", seed=1)

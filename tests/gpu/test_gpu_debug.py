@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from verify import arithmetic, gpu_session, packages
+from verify import arithmetic, gpu_packages, packages
 from verify.arithmetic import gamma
 
 pytestmark = pytest.mark.gpu
-WORDS = {name: value for name, value in gpu_session.DEBUG.items() if name != "debug"}
+WORDS = {name: value for name, value in gpu_packages.DEBUG.items() if name != "debug"}
 
 
 @pytest.fixture(scope="module")
 def debug(gpu):
-    return packages.load(gpu_session.request(gpu_session.DEBUG))
+    return packages.load(gpu_packages.request(gpu_packages.DEBUG))
 
 
 def inputs(dtype, nq=150, nk=210):
@@ -26,7 +26,7 @@ def inputs(dtype, nq=150, nk=210):
 @pytest.mark.parametrize("causal", [False, "bottom_right", "top_left"])
 def test_the_output_is_the_wide_output_rounded_once(debug, dtype, causal):
     """To nearest, ties to even: a truncated or twice rounded output stays within its bound and is seen here only."""
-    attn = packages.load(gpu_session.request(WORDS))
+    attn = packages.load(gpu_packages.request(WORDS))
     args = inputs(dtype)
     wide, wide_lse = debug.attention(*args, causal=causal, return_lse=True)
     o, lse = attn.attention(*args, causal=causal, return_lse=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from verify import gpu_session, judge
+from verify import gpu_packages, judge
 from verify.inputs import FAMILIES
 from verify.suite import Shape, case
 
@@ -45,12 +45,12 @@ PROBES = {
 }
 
 
-@pytest.mark.parametrize("dtype", gpu_session.DTYPES)
+@pytest.mark.parametrize("dtype", gpu_packages.DTYPES)
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("probe", PROBES)
 def test_a_probe_is_within_its_bound(attn_of, cuda, record_property, probe, package, dtype):
     family, shape = PROBES[probe]
-    words = gpu_session.PACKAGES[package]
+    words = gpu_packages.PACKAGES[package]
     d = words["d"]
     made = case(FAMILIES[family], shape, probe, dtype=dtype, d=d, dv=words.get("dv", d), seed=7)
     (verdict,) = judge.check(attn_of(package), made, on=cuda, spec=True)
@@ -58,7 +58,7 @@ def test_a_probe_is_within_its_bound(attn_of, cuda, record_property, probe, pack
     record_property("err_over_bound", f"{verdict.worst.ratio:.4f}")
 
 
-@pytest.mark.parametrize("dtype", gpu_session.DTYPES)
+@pytest.mark.parametrize("dtype", gpu_packages.DTYPES)
 def test_random_problems_are_within_their_bounds(attn_of, cuda, dtype):
     """A few problems of every family, on shapes drawn at random."""
     draw = np.random.default_rng(11)

@@ -8,15 +8,15 @@ import shutil
 import pytest
 import torch
 
-from verify import gpu_session, guarded, guarded_problems, mutants, packages, sanitize
+from verify import gpu_packages, guarded, guarded_problems, mutants, packages, sanitize
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.field("R066", "R106")
-@pytest.mark.parametrize("name", [*gpu_session.SANITIZED, "the debug form"])
+@pytest.mark.parametrize("name", [*gpu_packages.SANITIZED, "the debug form"])
 def test_nothing_beside_the_outputs_is_written_and_all_of_them_is(gpu, name):
-    folder = gpu_session.request(gpu_session.PACKAGES.get(name, gpu_session.DEBUG))
+    folder = gpu_packages.request(gpu_packages.PACKAGES.get(name, gpu_packages.DEBUG))
     libraries = {target: ctypes.CDLL(str(file)) for target, file in sanitize.launchers(folder).items()}
     with torch.no_grad():
         calls = guarded.run(folder, libraries)

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from verify import gpu_session, packages
+from verify import gpu_packages, packages
 from verify.devices import ARCH_VARIABLE
 
 pytestmark = pytest.mark.gpu
@@ -35,8 +35,8 @@ def width(request) -> int:
 @pytest.fixture(params=["paper", "tuned"])
 def attn(width, request) -> ModuleType:
     name = f"sm90a, d={width}" + (", tuned" if request.param == "tuned" else "")
-    words = gpu_session.HOPPER[name]
-    folder = gpu_session.request(words)
+    words = gpu_packages.HOPPER[name]
+    folder = gpu_packages.request(words)
     if words["tiling"] == "tuned" and len(packages.part(packages.load(folder), "recipe").EXACT_TARGETS["sm90a"][1]) < 2:
         pytest.skip("no tuning table has this width: the package is the paper's")
     return packages.load(folder)

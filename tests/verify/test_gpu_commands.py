@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from codegen import package as rendered
-from verify import gpu_commands, gpu_session, packages
+from verify import gpu_commands, gpu_packages, gpu_session, packages
 from verify.__main__ import main
 
 
@@ -42,13 +42,13 @@ def test_the_words_of_a_command_are_options_that_it_has(part, tmp_path):
 
 
 def test_every_package_of_the_wgmma_parts_is_legal():
-    for words in (*gpu_session.SANITIZED_HOPPER, *gpu_session.HOPPER.values()):
+    for words in (*gpu_packages.SANITIZED_HOPPER, *gpu_packages.HOPPER.values()):
         (plan, *_) = [v.plan for v in rendered.decide(packages.request(**words)).variants if v.target == "sm90a"]
         assert (words.get("br", plan.br), words.get("bc", plan.bc)) == (plan.br, plan.bc)
-    for words in gpu_session.BACKWARD.values():
+    for words in gpu_packages.BACKWARD.values():
         assert rendered.decide(packages.request(**words))
-    assert 2 * gpu_session.CASES * len(gpu_session.HOPPER) >= 500
-    assert 2 * gpu_session.BACKWARD_CASES * len(gpu_session.BACKWARD) >= 300
+    assert 2 * gpu_session.CASES * len(gpu_packages.HOPPER) >= 500
+    assert 2 * gpu_session.BACKWARD_CASES * len(gpu_packages.BACKWARD) >= 300
 
 
 def test_the_parts_have_their_place():

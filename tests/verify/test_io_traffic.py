@@ -13,7 +13,7 @@ from codegen.errors import RequestError
 from spec import io_bounds, io_counts, io_kernels
 from spec.io_counts import Sizes
 from spec.io_kernels import Bytes
-from verify import gpu_session, io, io_calls, machine, packages, report
+from verify import gpu_packages, io, io_calls, machine, packages, report
 from verify.__main__ import main
 from verify.guarded_problems import Problem
 
@@ -49,7 +49,7 @@ def test_counted_bytes_equal_the_formula_on_every_shape(kernel_of, tile):
 
 @pytest.mark.parametrize("name", ["the default command's", "the paper's tile at d=64"])
 def test_the_default_packages_move_what_the_paper_counts(name):
-    kernel = io.kernel_of(gpu_session.request(gpu_session.PACKAGES[name]))
+    kernel = io.kernel_of(gpu_packages.request(gpu_packages.PACKAGES[name]))
     call = io_calls.call(io_calls.shown()[0], d=kernel.d, dv=kernel.dv)
     counted = io.measure(kernel, io_calls.shown()[0], "bf16")
     s = Sizes(nq=io_calls.SHOWN, nk=io_calls.SHOWN, dk=kernel.d, dv=kernel.dv)

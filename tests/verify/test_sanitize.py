@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from codegen import lint
 from codegen import package as rendered
-from verify import entry_points, gpu_session, guarded_problems, kernel_hashes, packages, sanitize
+from verify import entry_points, gpu_packages, gpu_session, guarded_problems, kernel_hashes, packages, sanitize
 from verify.__main__ import main
 from verify.cases import CAUSAL
 
@@ -103,8 +103,8 @@ def test_the_guarded_problems_have_an_edge_in_every_loop():
 
 
 def test_every_package_of_the_session_is_legal_and_its_tile_is_what_was_asked():
-    tables = [*gpu_session.PACKAGES.values(), gpu_session.DEBUG]
-    tables += [gpu_session.tile_request(d, t) for d, tiles in gpu_session.SPEED_TILES.items() for t in tiles]
+    tables = [*gpu_packages.PACKAGES.values(), gpu_packages.DEBUG]
+    tables += [gpu_packages.tile_request(d, t) for d, tiles in gpu_packages.SPEED_TILES.items() for t in tiles]
     widths = set()
     for words in tables:
         plans = rendered.decide(packages.request(**words))
@@ -113,7 +113,7 @@ def test_every_package_of_the_session_is_legal_and_its_tile_is_what_was_asked():
             assert variant.plan.fast_memory_bytes <= 163 * 1024
             widths.add((words["d"], words.get("dv", words["d"])))
     assert len(widths) >= 9 and any(d != dv for d, dv in widths)
-    assert set(gpu_session.SANITIZED) <= set(gpu_session.PACKAGES)
+    assert set(gpu_packages.SANITIZED) <= set(gpu_packages.PACKAGES)
 
 
 def test_a_kernel_is_known_by_its_code():
