@@ -47,10 +47,13 @@ def run(
 
     backward: the backward pass alone, which takes its own tile whatever that of the forward pass is.
 
-    Raises: RequestError when no tile of `tiles` is legal, or the package has no backward kernels to time.
+    Raises: RequestError when no tile of `tiles` is legal, or the package has no kernels for what is to be timed.
     """
     import torch
 
+    for n in lengths:
+        if n < 1:
+            raise RequestError(f"--n {n}: there is nothing to time", "try --n 512,2048")
     if threads is not None:
         torch.set_num_threads(threads)
     before = machine.describe("cpu")
@@ -59,6 +62,7 @@ def run(
     if package is not None:
         folder = packages.find(package)
         plan = packages.plan(folder)
+        devices.require_dtypes(plan, "cpu", dtypes)
         if backward:
             bench_backward.require(folder, "cpu")
         attn = packages.load(folder)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path as Folder
@@ -339,3 +339,17 @@ def dtypes_of(plan: dict[str, Any], device_name: str) -> list[str]:
         targets = ", ".join(dict.fromkeys(v["target"] for v in plan["variants"]))
         raise RequestError(f"{plan['name']} has no kernel for --device {device_name}", f"its targets: {targets}")
     return found
+
+
+def require_dtypes(plan: dict[str, Any], device_name: str, dtypes: Iterable[str]) -> None:
+    """Refuse dtypes that a package (its plan.json) has no kernel for on a device.
+
+    Raises: RequestError.
+    """
+    known = dtypes_of(plan, device_name)
+    for dtype in dtypes:
+        if dtype not in known:
+            raise RequestError(
+                f"--dtype {dtype}: {plan['name']} has no such kernel for --device {device_name}",
+                f"its dtypes: {', '.join(known)}",
+            )

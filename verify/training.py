@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from codegen.errors import CheckFailed
+from codegen.errors import CheckFailed, RequestError
 from verify.cases import torch_dtype
 from verify.progress import Step, silent
 from verify.training_model import Attend, Gpt, Size
@@ -260,8 +260,15 @@ def _without_plan(path: dict[str, Any]) -> dict[str, Any]:
 def run(
     attn: ModuleType, text: bytes, *, device: str, dtypes: Sequence[str], setting: Setting, step: Step = silent
 ) -> dict[str, Any]:
-    """Every dtype, and whether all hold: what the result file states, but for the header."""
+    """Every dtype, and whether all hold: what the result file states, but for the header.
+
+    Raises: RequestError for float64, which neither the weights have nor autocast casts to.
+    """
     import hashlib
+
+    if "float64" in dtypes:
+        raise RequestError("--dtype float64: the network trains in float32, and in 16 bits under autocast",
+                           "try --dtype float32, bf16 or fp16")  # fmt: skip
 
     tokens = Text.of(text, setting, device)
     conditions = [condition(attn, tokens, setting, dtype, step=step) for dtype in dtypes]

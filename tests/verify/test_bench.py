@@ -79,6 +79,8 @@ def test_the_command_times_a_package_and_names_machine_and_load(small_package, t
         (["--tiles", "32by16", "--n", "32", "--d", "32"], "not a list of BRxBC"),
         (["--tiles", "31x15", "--n", "32", "--d", "32", "--dtype", "float32"], "none of 31x15 is legal"),
         (["--n", ","], "nothing is named"),
+        (["--n", "32,0"], "--n 0: there is nothing to time"),
+        (["--n=-5", "--backward"], "--n -5: there is nothing to time"),
         (["--gqa", "8"], "--gqa has no effect with --device cpu"),
         (["--mask", "full"], "--mask has no effect with --device cpu"),
         (["one", "two"], "a CPU times one at a time"),
@@ -96,6 +98,11 @@ def test_the_command_times_a_package_and_names_machine_and_load(small_package, t
 def test_a_list_that_cannot_be_read_exits_2(words, part):
     done = CliRunner().invoke(main, ["bench", *words])
     assert done.exit_code == 2 and part in done.output
+
+
+def test_a_dtype_that_the_package_has_no_kernel_for_exits_2(small_package):
+    done = CliRunner().invoke(main, ["bench", str(small_package), "--n", "32", "--dtype", "float32,fp16"])
+    assert done.exit_code == 2 and "--dtype fp16" in done.output and "its dtypes: float32" in done.output
 
 
 def test_every_command_has_help():

@@ -137,6 +137,11 @@ def test_the_text_is_long_enough_and_the_same_again(text):
         training.Text.of(b"short", training.Setting(), "cpu")
 
 
+def test_a_dtype_that_no_network_is_trained_in_exits_2():
+    done = CliRunner().invoke(main, ["real", "--training", "--dtype", "float64"])
+    assert done.exit_code == 2 and "try --dtype float32, bf16 or fp16" in done.output
+
+
 def test_the_command_writes_what_the_decisions_were_made_from(small_package, monkeypatch, tmp_path):
     tiny = training.Setting(size=SMALL.size, steps=12, compared=5, seeds=2, held_out=4)
     monkeypatch.setattr(training, "Setting", lambda: tiny)
