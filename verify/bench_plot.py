@@ -1,13 +1,11 @@
-"""A plot of a speed file: TFLOP/s against N, one row of panels per head width, full beside causal.
-
-Needs matplotlib, which nothing else here does: without it the command says so and goes on.
-"""
+"""A plot of a speed file: TFLOP/s against N, one row of panels per head width, full beside causal."""
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
+
+from verify import plots
 
 PANEL_INCHES = (5.0, 3.2)
 
@@ -34,24 +32,12 @@ def _form(cell: dict[str, Any]) -> tuple[Any, ...]:
     return cell["dtype"], cell["layout"], cell["gqa"], cell.get("deterministic", False)
 
 
-def beside(stated: dict[str, Any], out: Path) -> str:
-    """Draw next to a result file; what became of it, in a sentence."""
-    file = out.with_suffix(".png")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draw(stated, file)
-    except ImportError as error:
-        return f"no plot: {error}"
-    return f"plot: {file}"
-
-
 def draw(stated: dict[str, Any], file: Path) -> None:
     """Write the plot; the ending of `file` chooses its kind.
 
     Raises: ImportError without matplotlib.
     """
-    importlib.import_module("matplotlib").use("Agg")
-    pyplot = importlib.import_module("matplotlib.pyplot")
+    pyplot = plots.pyplot()
     widths = sorted({_widths(c) for c in stated["cells"]})
     masks = [causal for causal in (False, True) if any(c["causal"] is causal for c in stated["cells"])]
     lengths = sorted({c["n"] for c in stated["cells"]})
@@ -73,6 +59,4 @@ def draw(stated: dict[str, Any], file: Path) -> None:
             panel.grid(alpha=0.3)
     panels[0][0].legend(fontsize="small")
     page.suptitle(f"{stated['machine']['gpu']['model']}, {stated['shapes']}; dotted: matrix product", fontsize="medium")
-    page.tight_layout()
-    page.savefig(file, dpi=120)
-    pyplot.close(page)
+    plots.save(page, file)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
+
+from verify import plots
 
 PANEL_INCHES = (5.0, 4.0)
 
@@ -15,23 +16,12 @@ def guide(stated: dict[str, Any], power: int) -> list[tuple[int, float]]:
     return [(p["n"], last["peak_bytes"] * (p["n"] / last["n"]) ** power) for p in stated["points"]]
 
 
-def beside(figures: dict[str, Any], out: Path) -> str:
-    """Draw next to a result file; what became of it, in a sentence."""
-    file = out.with_suffix(".png")
-    try:
-        draw(figures, file)
-    except ImportError as error:
-        return f"no plot: {error}"
-    return f"plot: {file}"
-
-
 def draw(figures: dict[str, Any], file: Path) -> None:
     """Write the plot; the ending of `file` chooses its kind.
 
     Raises: ImportError without matplotlib.
     """
-    importlib.import_module("matplotlib").use("Agg")
-    pyplot = importlib.import_module("matplotlib.pyplot")
+    pyplot = plots.pyplot()
     dtypes = list(dict.fromkeys(one["dtype"] for one in figures["lines"]))
     size = (PANEL_INCHES[0] * len(dtypes), PANEL_INCHES[1])
     page, panels = pyplot.subplots(1, len(dtypes), figsize=size, squeeze=False, sharey=True)
@@ -54,10 +44,6 @@ def draw(figures: dict[str, Any], file: Path) -> None:
         panel.legend(fontsize="small")
     panels[0][0].set_ylabel("peak bytes, forward + backward")
     machine, shape = figures["machine"], figures["shape"]
-    chip = (machine.get("gpu") or machine["cpu"])["model"]
-    title = f"{chip}, torch {machine['versions']['torch']}; {shape['heads']} heads, d={shape['d']}"
+    title = f"{plots.chip(machine)}, torch {machine['versions']['torch']}; {shape['heads']} heads, d={shape['d']}"
     page.suptitle(title, fontsize="medium")
-    page.tight_layout()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    page.savefig(file, dpi=120)
-    pyplot.close(page)
+    plots.save(page, file)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import statistics
 from pathlib import Path
 from typing import Any
+
+from verify import plots
 
 PANEL_INCHES = (5.5, 3.2)
 PAIRS = (("ours", "default"), ("default", "math"), ("repeat", "default"))
@@ -23,23 +24,12 @@ def differences(stated: dict[str, Any], one: str, other: str) -> list[float]:
     return [statistics.median(step) for step in zip(*apart, strict=True)]
 
 
-def beside(figures: dict[str, Any], out: Path) -> str:
-    """Draw next to a result file; what became of it, in a sentence."""
-    file = out.with_suffix(".png")
-    try:
-        draw(figures, file)
-    except ImportError as error:
-        return f"no plot: {error}"
-    return f"plot: {file}"
-
-
 def draw(figures: dict[str, Any], file: Path) -> None:
     """Write the plot; the ending of `file` chooses its kind.
 
     Raises: ImportError without matplotlib.
     """
-    importlib.import_module("matplotlib").use("Agg")
-    pyplot = importlib.import_module("matplotlib.pyplot")
+    pyplot = plots.pyplot()
     conditions = figures["conditions"]
     size = (PANEL_INCHES[0] * len(conditions), PANEL_INCHES[1] * 2)
     page, panels = pyplot.subplots(2, len(conditions), figsize=size, squeeze=False, sharex=True)
@@ -62,9 +52,5 @@ def draw(figures: dict[str, Any], file: Path) -> None:
             panel.grid(alpha=0.3)
             panel.legend(fontsize="small")
     machine = figures["machine"]
-    chip = (machine.get("gpu") or machine["cpu"])["model"]
-    page.suptitle(f"{chip}, torch {machine['versions']['torch']}", fontsize="medium")
-    page.tight_layout()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    page.savefig(file, dpi=120)
-    pyplot.close(page)
+    page.suptitle(f"{plots.chip(machine)}, torch {machine['versions']['torch']}", fontsize="medium")
+    plots.save(page, file)

@@ -18,7 +18,19 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from codegen.errors import CheckFailed
-from verify import bench, bench_cuda, bench_grid, bench_plot, bench_table, overhead, packages, peers, report, sm_clock
+from verify import (
+    bench,
+    bench_cuda,
+    bench_grid,
+    bench_plot,
+    bench_table,
+    overhead,
+    packages,
+    peers,
+    plots,
+    report,
+    sm_clock,
+)
 from verify.bench_check import Expected, rows_of
 from verify.bench_cuda import Sample
 from verify.bench_grid import Grid
@@ -442,10 +454,10 @@ def test_the_report_holds_the_same_rows_and_means(stated):
 
 def test_a_missing_matplotlib_is_said(stated, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert bench_plot.beside(stated, tmp_path / "speed.json").startswith("no plot: ")
+    assert plots.beside(bench_plot.draw, stated, tmp_path / "speed.json").startswith("no plot: ")
 
 
 def test_the_plot_is_written_beside_the_result(stated, tmp_path):
     pytest.importorskip("matplotlib")
-    assert bench_plot.beside(stated, tmp_path / "speed.json") == f"plot: {tmp_path / 'speed.png'}"
+    assert plots.beside(bench_plot.draw, stated, tmp_path / "speed.json") == f"plot: {tmp_path / 'speed.png'}"
     assert (tmp_path / "speed.png").stat().st_size > 1000

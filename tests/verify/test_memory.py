@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from codegen.errors import RequestError, ToolError
-from verify import memory, memory_plot, memory_point, packages
+from verify import memory, memory_plot, memory_point, packages, plots
 from verify.__main__ import main
 
 LENGTHS = (512, 1024, 2048)
@@ -62,7 +62,7 @@ def test_a_peak_holds_at_least_the_results(measured):
 def test_a_table_has_a_row_per_line_and_a_plot_is_drawn(measured, tmp_path):
     assert memory.table(measured).row_count == 2
     pytest.importorskip("matplotlib")
-    assert "plot: " in memory_plot.beside(measured, tmp_path / "memory.json")
+    assert "plot: " in plots.beside(memory_plot.draw, measured, tmp_path / "memory.json")
     assert (tmp_path / "memory.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -70,8 +70,7 @@ def test_a_plot_without_matplotlib_says_so(measured, monkeypatch, tmp_path):
     def missing(*_):
         raise ImportError("No module named 'matplotlib'")
 
-    monkeypatch.setattr(memory_plot, "draw", missing)
-    assert memory_plot.beside(measured, tmp_path / "memory.json") == "no plot: No module named 'matplotlib'"
+    assert plots.beside(missing, measured, tmp_path / "memory.json") == "no plot: No module named 'matplotlib'"
 
 
 def test_lengths_that_no_fit_goes_through_are_refused(small_package):

@@ -182,7 +182,7 @@ def real(device: str, dtype: str | None, sram: str, training: bool, out: Path | 
 
 def _train(device: str, dtypes: tuple[str, ...] | None, sram: str, out: Path | None, as_json: bool) -> NoReturn:
     """`real --training`."""
-    from verify import devices, packages, training, training_plot, training_text
+    from verify import devices, packages, plots, training, training_plot, training_text
     from verify.progress import bar
 
     dtypes = dtypes or training.DTYPES[device]
@@ -195,5 +195,5 @@ def _train(device: str, dtypes: tuple[str, ...] | None, sram: str, out: Path | N
         )  # fmt: skip
     figures = {"kind": "training", "device": device, **found, "machine": header}
     if out is not None:
-        click.echo(training_plot.beside(figures, out), err=True)
+        click.echo(plots.beside(training_plot.draw, figures, out), err=True)
     finish(figures, as_json, out, lambda c: c.print(training.table(figures)), figures["holds"])

@@ -74,7 +74,7 @@ def memory(
 
     Ours must grow linearly. --out FILE.json also draws FILE.png (needs matplotlib).
     """
-    from verify import bench_options, devices, memory_plot, packages
+    from verify import bench_options, devices, memory_plot, packages, plots
     from verify import memory as peaks
     from verify.progress import bar
 
@@ -91,5 +91,5 @@ def memory(
         found = peaks.run(folder, device=device, dtypes=dtypes, lengths=asked, shape=shape, step=step)
     figures = {"kind": "memory", "device": device, **found}
     if out is not None:
-        click.echo(memory_plot.beside(figures, out), err=True)
+        click.echo(plots.beside(memory_plot.draw, figures, out), err=True)
     finish(figures, as_json, out, lambda c: c.print(peaks.table(figures)), figures["holds"])
