@@ -21,11 +21,10 @@ import numpy as np
 from verify.bench_check import KEYS_PER_TILE, model_of, plain, rows_of
 from verify.bounds.backward_model import BackwardModel, backward_model
 from verify.bounds.backward_output import backward
+from verify.cases import GRADIENTS
 from verify.compare import worst
 from verify.formats import FORMATS
 from verify.oracle import backward_float64
-
-GRADIENTS = ("dq", "dk", "dv")
 
 
 @dataclass

@@ -31,6 +31,7 @@ LAYOUTS = ("contiguous", "bnhd", "padded", "offset")
 # Of dO also: stored (B,H,dv,N), as a transposed consumer leaves it; one row for all; one number for all.
 DO_LAYOUTS = (*LAYOUTS, "transposed")
 GRADIENT_LAYOUTS = (*DO_LAYOUTS, "expanded", "scalar")
+GRADIENTS = ("dq", "dk", "dv")  # in the order of Case.wanted
 GRADIENT_WORDS = ("gradient", "dlse", "wanted", "do_layout")  # what `describe` says of it
 # Largest magnitude of V that stays inside the domain of the bound with room to spare (verify/bounds/domain.py).
 ROOM = {"float32": 2.0**40, "float64": 2.0**40, "bf16": 2.0**40, "fp16": 60000.0}

@@ -29,13 +29,13 @@ import numpy as np
 from rich.table import Table
 
 from codegen.errors import RequestError, ToolError
+from codegen.problem import ITEMSIZE
 from verify import machine, memory_point, packages
 from verify.progress import Step, silent
 
 LENGTHS = (512, 1024, 2048, 4096)
 DTYPES = {"cpu": ("float32", "bf16"), "cuda": ("bf16", "fp16")}
 ALGORITHMS = ("ours", "standard", "sdpa")
-ITEMSIZE = {"float64": 8, "float32": 4, "bf16": 2, "fp16": 2}
 BIT = 0.125
 SECONDS = 300  # that one point may take
 

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from verify import special
-from verify.cases import GRADIENT_WORDS, Array, Case
+from verify.cases import GRADIENT_WORDS, GRADIENTS, Array, Case
 from verify.devices import Path
 
 OUTPUTS = ("o", "lse")
-GRADIENTS = ("dq", "dk", "dv")
 BY_KEY = ("dk", "dv")  # their elements name a K/V head and a key
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from verify import arithmetic
+from verify import arithmetic, cases
 from verify.bounds.backward_model import backward_model
-from verify.mutate import gradients, probes_backward, reference, run, targets_backward, units
+from verify.mutate import probes_backward, reference, run, targets_backward, units
 from verify.mutate.judge_backward import BackwardJudge
 from verify.mutate.probes_spec_backward import hear, probes
 
@@ -118,7 +118,7 @@ def test_exact_gradients_pass(judged):
     assert all(judge.hear(by_name[name], "", answer) is None for name, answer in answers.items())
 
 
-@pytest.mark.parametrize("output", gradients.OUTPUTS)
+@pytest.mark.parametrize("output", cases.GRADIENTS)
 def test_a_gradient_outside_its_bound_is_noticed(judged, output):
     judge, by_name, answers = judged
     answer = {name: x.copy() for name, x in answers["causal square"].items()}

@@ -27,10 +27,10 @@ import numpy.typing as npt
 from codegen.devices import DEVICES
 from codegen.errors import RequestError
 from verify import machine, packages
-from verify.cases import CAUSAL, Array, Case, torch_dtype
+from verify.cases import CAUSAL, GRADIENTS, Array, Case, torch_dtype
 from verify.devices import DETERMINISTIC, Given, Gradients, Path, both_forms, of_variant, takes
 from verify.emulator import build, device_backward
-from verify.emulator.device_backward import NAMES, BackwardCall
+from verify.emulator.device_backward import BackwardCall
 from verify.emulator.emulator import (
     ACCUMULATIONS,
     SCHEDULES,
@@ -199,8 +199,8 @@ class EmulatorDevice:
             self._count(done)
             done.check(f"{schedule.name}:")
             found.append((call.result("dq"), call.result("dk"), call.result("dv")))
-            fixed = NAMES if path.deterministic else NAMES[1:]  # else dQ is summed in the order of the schedule
-            self._agree(f"backward_{target}.cu", schedule, zip(NAMES, found[0], found[-1], strict=True), fixed)
+            fixed = GRADIENTS if path.deterministic else GRADIENTS[1:]  # else dQ is summed in the order of the schedule
+            self._agree(f"backward_{target}.cu", schedule, zip(GRADIENTS, found[0], found[-1], strict=True), fixed)
         return found[:1] if path.deterministic else found
 
     def _agree(self, file: str, schedule: Schedule, results: Iterable[tuple[str, Array, Array]], fixed: Any) -> None:

@@ -16,13 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from codegen.errors import RequestError
-from verify.cases import Array, Case, torch_dtype
+from verify.cases import GRADIENTS, Array, Case, torch_dtype
 from verify.emulator import build
 from verify.emulator.emulator import Emulator, Run, guarded, guarded_copy
 from verify.emulator.layout import bits, placed, strides
 from verify.entry_points import DTYPE_CODES, BackwardArgs
 
-NAMES = ("dq", "dk", "dv")
 READ = ("q", "k", "v", "o", "dout")  # of 2-byte elements
 
 
@@ -43,7 +42,7 @@ class BackwardCall:
         for name in ("lse", "dlse"):
             if words[name] is not None:
                 arrays[name] = guarded_copy(np.asarray(words[name].numpy()))
-        for name, wanted in zip(NAMES, case.wanted, strict=True):
+        for name, wanted in zip(GRADIENTS, case.wanted, strict=True):
             if wanted:
                 arrays[name] = guarded(arrays[name[1]].shape, np.float32 if debug else np.uint16)
         if case.key_lengths is not None:
@@ -53,7 +52,7 @@ class BackwardCall:
             **{name: case.sizes[name] for name in ("B", "Hq", "Hkv", "Nq", "Nk")},
             scale=case.scale, causal=words["causal"], deterministic=deterministic,
         )  # fmt: skip
-        for name in (*READ, *NAMES):
+        for name in (*READ, *GRADIENTS):
             if name in arrays:
                 found = strides(arrays[name])
                 kind, last = ctypes.c_int64 * (4 if name == "dout" else 3), [1] if name == "dout" else []
@@ -67,13 +66,13 @@ class BackwardCall:
     @property
     def is_done(self) -> bool:
         """Whether the binding calls no kernel: there is no pair of a row and a key, and the gradients are 0."""
-        return not (self.arrays["q"].size and self.arrays["k"].size) or not any(n in self.arrays for n in NAMES)
+        return not (self.arrays["q"].size and self.arrays["k"].size) or not any(n in self.arrays for n in GRADIENTS)
 
     def launch(self, emulator: Emulator, target: str) -> Run:
         """Register the arrays and run the entry point of a target, as `emulator` is configured."""
         emulator.clear()
         if self.is_done:
-            for name in NAMES:
+            for name in GRADIENTS:
                 if name in self.arrays:
                     self.arrays[name][...] = 0
             return Run((), {"tensors": {}, "mma": 0, "barriers": 0, "switches": 0}, 0.0, 0)
@@ -88,7 +87,7 @@ class BackwardCall:
                     for head in entry[:, :length]:
                         emulator.register(name, head)
             elif name != "scratch":
-                emulator.register(name, array, once=name in NAMES)
+                emulator.register(name, array, once=name in GRADIENTS)
         return emulator.launch(f"attention_backward_{target}", pointer, code, scratch, None)
 
     def result(self, name: str) -> Array:

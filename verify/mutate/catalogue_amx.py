@@ -7,7 +7,7 @@ of the moment when the reference moves, and the scale is in m: an error of it sh
 
 from __future__ import annotations
 
-from verify.mutate.mutant import Inapplicable, Mutant
+from verify.mutate.mutant import NOT_YET, Inapplicable, Mutant
 
 _AMX, _BF16, _FP16 = "csrc/forward_amx.h", "csrc/forward_amx_bf16.h", "csrc/forward_amx_fp16.h"
 
@@ -270,17 +270,9 @@ MUTANTS = (
            "for (int a = 0; a >= 0; --a)\n#pragma GCC unroll 1", _FP16, number="45", dtype="fp16", probe="one key"),
 )  # fmt: skip
 
-_NO_DROPOUT = "the kernels have no dropout yet"
 INAPPLICABLE = (
-    Inapplicable("27", "window one key too wide", "the kernels have no window yet"),
     Inapplicable("47", "TF32 used for float32 inputs", "the matrix unit takes 16-bit inputs only"),
     Inapplicable("58", "P rounded twice", "bf16 P is rounded once by construction, fp16 P is two exact planes"),
     Inapplicable("64", "P not rounded", "an operand of the matrix unit is bf16"),
-    Inapplicable("67", "dropout applied to l as well", _NO_DROPOUT),
-    Inapplicable("68", "dropout scale missing or wrong", _NO_DROPOUT),
-    Inapplicable("69", "dropout mask repeated or transposed", _NO_DROPOUT),
-    Inapplicable("75", "varlen offset", "the kernels have no packed sequences yet"),
-    Inapplicable("76", "two pages swapped in V", "the kernels have no pages yet"),
-    Inapplicable("77", "split merge: weights", "the kernels do not split keys yet; spec does"),
-    Inapplicable("78", "split merge: LSE", "the kernels do not split keys yet; spec does"),
+    *NOT_YET,
 )

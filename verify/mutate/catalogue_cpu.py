@@ -6,7 +6,7 @@ Numbers are those of the catalogue; a letter marks variants. A lane is a query r
 
 from __future__ import annotations
 
-from verify.mutate.mutant import Inapplicable, Mutant
+from verify.mutate.mutant import NOT_YET, Inapplicable, Mutant
 
 _BLOCK, _FORWARD, _STORAGE = (f"csrc/{name}_simd.h" for name in ("block", "forward", "storage"))
 _SIMD = "csrc/simd.h"
@@ -230,15 +230,7 @@ MUTANTS = (
            "(tile.batch * a.Nq + i) * a.Hq + head", _FORWARD, number="74", probe="one key"),
 )  # fmt: skip
 
-_NO_DROPOUT = "the kernels have no dropout yet"
 INAPPLICABLE = (
-    Inapplicable("27", "window one key too wide", "the kernels have no window yet"),
     Inapplicable("64", "P not rounded", "P is not rounded here: the vector kernels keep it in float32"),
-    Inapplicable("67", "dropout applied to l as well", _NO_DROPOUT),
-    Inapplicable("68", "dropout scale missing or wrong", _NO_DROPOUT),
-    Inapplicable("69", "dropout mask repeated or transposed", _NO_DROPOUT),
-    Inapplicable("75", "varlen offset", "the kernels have no packed sequences yet"),
-    Inapplicable("76", "two pages swapped in V", "the kernels have no pages yet"),
-    Inapplicable("77", "split merge: weights", "the kernels do not split keys yet; spec does"),
-    Inapplicable("78", "split merge: LSE", "the kernels do not split keys yet; spec does"),
+    *NOT_YET,
 )

@@ -6,7 +6,7 @@ them hold is eight keys; "half of the lanes" is a shuffle that is left out.
 
 from __future__ import annotations
 
-from verify.mutate.mutant import Inapplicable, Mutant
+from verify.mutate.mutant import NOT_YET, Inapplicable, Mutant
 
 _FILE = "csrc/forward_sm80.cu"
 
@@ -261,16 +261,8 @@ MUTANTS = (
            "tile.row0", _FILE, number="74", probe="one key"),
 )  # fmt: skip
 
-_NO_DROPOUT = "the kernels have no dropout yet"
 INAPPLICABLE = (
-    Inapplicable("27", "window one key too wide", "the kernels have no window yet"),
     Inapplicable("47", "TF32 used for float32 inputs", "the kernel takes 16-bit inputs only"),
     Inapplicable("64", "P not rounded", "an operand of mma.m16n8k16 has 16 bits"),
-    Inapplicable("67", "dropout applied to l as well", _NO_DROPOUT),
-    Inapplicable("68", "dropout scale missing or wrong", _NO_DROPOUT),
-    Inapplicable("69", "dropout mask repeated or transposed", _NO_DROPOUT),
-    Inapplicable("75", "varlen offset", "the kernels have no packed sequences yet"),
-    Inapplicable("76", "two pages swapped in V", "the kernels have no pages yet"),
-    Inapplicable("77", "split merge: weights", "the kernels do not split keys yet; spec does"),
-    Inapplicable("78", "split merge: LSE", "the kernels do not split keys yet; spec does"),
+    *NOT_YET,
 )

@@ -8,7 +8,7 @@ left out. Key tiles come in descending order: the first tile is the last one.
 from __future__ import annotations
 
 from verify.mutate.catalogue_sm80 import _bits, _cut
-from verify.mutate.mutant import Inapplicable, Mutant
+from verify.mutate.mutant import NOT_YET, Inapplicable, Mutant
 
 _KERNEL, _SOFTMAX = "csrc/forward_sm90a", "csrc/softmax_sm90a.cuh"
 _TILES, _OUTPUT = "csrc/tiles_sm90a.cuh", "csrc/output_sm90a.cuh"
@@ -233,17 +233,9 @@ MUTANTS = (
            number="74", probe="one key"),
 )  # fmt: skip
 
-_NO_DROPOUT = "the kernels have no dropout yet"
 INAPPLICABLE = (
-    Inapplicable("27", "window one key too wide", "the kernels have no window yet"),
     Inapplicable("45", "Q pre-scaled and rounded to bf16", "Q goes from memory to the matrix unit by TMA, untouched"),
     Inapplicable("47", "TF32 used for float32 inputs", "the kernel takes 16-bit inputs only"),
     Inapplicable("64", "P not rounded", "an operand of wgmma has 16 bits"),
-    Inapplicable("67", "dropout applied to l as well", _NO_DROPOUT),
-    Inapplicable("68", "dropout scale missing or wrong", _NO_DROPOUT),
-    Inapplicable("69", "dropout mask repeated or transposed", _NO_DROPOUT),
-    Inapplicable("75", "varlen offset", "the kernels have no packed sequences yet"),
-    Inapplicable("76", "two pages swapped in V", "the kernels have no pages yet"),
-    Inapplicable("77", "split merge: weights", "the kernels do not split keys yet; spec does"),
-    Inapplicable("78", "split merge: LSE", "the kernels do not split keys yet; spec does"),
+    *NOT_YET,
 )

@@ -12,9 +12,9 @@ from codegen import render
 from codegen.plans import sm80_backward
 from codegen.plans.sm80_backward import KeyTiles, QueryTiles, Sm80BackwardPlan
 from codegen.problem import Problem
+from verify.cases import GRADIENTS
 from verify.emulator.device_backward import BackwardCall
 from verify.emulator.emulator import Emulator, Run
-from verify.mutate.gradients import OUTPUTS
 from verify.mutate.judge_backward import Answer
 from verify.mutate.probes_backward import BackwardProbe
 
@@ -49,4 +49,4 @@ def launch(emulator: Emulator, probe: BackwardProbe, *, debug: bool = False) -> 
 
 def answer(call: BackwardCall) -> Answer:
     """The gradients that the call asked for."""
-    return {name: call.result(name) for name in OUTPUTS if name in call.arrays}
+    return {name: call.result(name) for name in GRADIENTS if name in call.arrays}

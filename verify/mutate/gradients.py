@@ -11,12 +11,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from verify.bounds.backward_output import BackwardBound
-from verify.cases import Array, Mask
+from verify.cases import GRADIENTS, Array, Mask
 from verify.compare import ratio
 from verify.mutate.kill import BOUND, SPECIAL, Kill
 from verify.oracle.backward_reference import Gradients
-
-OUTPUTS = ("dq", "dk", "dv")
 
 
 def wrong(
@@ -35,7 +33,7 @@ def wrong(
         may_be_nan: where a NaN is as good as the number, by output: 0 times what a hidden pair's row holds.
     """
     worst: Kill | None = None
-    for output in filter(got.__contains__, OUTPUTS):
+    for output in filter(got.__contains__, GRADIENTS):
         have, want = got[output], getattr(exact, output)
         room = getattr(bound, output) + getattr(exact, f"{output}_err")
         lost = np.isnan(want)

@@ -19,7 +19,7 @@ from verify import arithmetic
 from verify.arithmetic import gamma
 from verify.bounds.backward_model import backward_model
 from verify.bounds.backward_output import BackwardBound, backward
-from verify.cases import Array, Mask
+from verify.cases import GRADIENTS, Array, Mask
 from verify.mutate import gradients
 from verify.mutate.kill import ERROR, Kill
 from verify.mutate.probes_spec import Probe, _causal, _family, _gaussian, _logits, _Real
@@ -131,10 +131,9 @@ def _truth(probe: BackwardProbe) -> _Truth:
     if z is None:
         return _Truth(*one(slice(None), v))
     rows = [one(slice(i, i + 1), z[i][:, None] * v) for i in range(len(head.q))]
-    parts = {name: [getattr(exact, name) for _, exact, _ in rows] for name in gradients.OUTPUTS}
+    parts = {name: [getattr(exact, name) for _, exact, _ in rows] for name in GRADIENTS}
     rooms = {
-        name: [getattr(limits, name) + getattr(exact, f"{name}_err") for _, exact, limits in rows]
-        for name in gradients.OUTPUTS
+        name: [getattr(limits, name) + getattr(exact, f"{name}_err") for _, exact, limits in rows] for name in GRADIENTS
     }
     parts["dv"], rooms["dv"] = ([z[i][:, None] * x for i, x in enumerate(of["dv"])] for of in (parts, rooms))
     # Both sides add the rows up, in any order.
@@ -142,7 +141,7 @@ def _truth(probe: BackwardProbe) -> _Truth:
     total = {name: sum(parts[name]) for name in ("dk", "dv")}
     room = {name: sum(rooms[name]) + adding * sum(map(np.abs, parts[name])) for name in ("dk", "dv")}
     dq, dq_room = np.concatenate(parts["dq"]), np.concatenate(rooms["dq"])
-    zero = {f"{name}_err": 0.0 for name in gradients.OUTPUTS}
+    zero = {f"{name}_err": 0.0 for name in GRADIENTS}
     given = tuple(np.concatenate([one_given[i] for one_given, _, _ in rows]) for i in (0, 1))
     exact = Gradients(dq=dq, **total, **zero, rows=np.arange(len(dq)), keys=np.arange(len(k)))  # type: ignore[arg-type]
     bound = BackwardBound(dq=dq_room, **room, dq_order=dq_room, largest_ds=0.0, largest_out=0.0)
@@ -162,7 +161,7 @@ def hear(copy: Copy | None, probe: BackwardProbe) -> Kill | None:
                 head.q, head.k, head.v, *saved, probe.do, br=head.br, bc=head.bc, dlse=probe.dlse,
                 **head.arguments(subject),
             )  # fmt: skip
-            answer = {name: getattr(got, name) for name in gradients.OUTPUTS}
+            answer = {name: getattr(got, name) for name in GRADIENTS}
             return gradients.wrong(probe.name, answer, truth.exact, truth.bound)
     except Exception as error:  # whatever a broken program does
         return Kill(ERROR, probe.name, None, f"{type(error).__name__}: {error}")
