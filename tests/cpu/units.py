@@ -23,6 +23,7 @@ from codegen import problem as problems
 from codegen import render
 from codegen.plans import cpu
 from codegen.plans.cpu_isa import VECTOR_ISAS
+from verify.entry_points import ForwardArgs
 
 DTYPE = {"float32": np.float32, "float64": np.float64, "bf16": ml_dtypes.bfloat16, "fp16": np.float16}
 CODE = {"float32": 0, "float64": 1, "bf16": 2, "fp16": 3}
@@ -79,21 +80,6 @@ def build(files, unit, flags, *, compiler="g++", shared=True, name="unit", more=
         except OSError:  # another process was first
             shutil.rmtree(work)
     return built
-
-
-class ForwardArgs(ctypes.Structure):
-    """csrc/forward.h, the debug form: the other form reads a prefix of it."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "o", "lse")),
-        *((name, ctypes.c_int64) for name in ("B", "Hq", "Hkv", "Nq", "Nk")),
-        *((name, ctypes.c_int64 * 3) for name in ("q_stride", "k_stride", "v_stride", "o_stride")),
-        ("key_lengths", ctypes.c_void_p),
-        ("scale", ctypes.c_double),
-        ("causal", ctypes.c_int),
-        ("trace", ctypes.c_void_p),
-        ("trace_tiles", ctypes.c_int64),
-    )
 
 
 class ForwardKernel(ctypes.Structure):
