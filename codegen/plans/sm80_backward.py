@@ -41,7 +41,8 @@ MOST_REJECTIONS = 4
 # it. An A100's data sheet (1024 multiply-adds per clock, 128 bytes); the barrier is a guess.
 PRODUCT, FETCH, LINE_BYTES, BARRIER = 2, 4, 128, 60
 LOADED_BYTES = 28  # per clock, from L2: 5.5 TB/s over the 132 multiprocessors of an H200 at 1.5 GHz
-REDUCED_BYTES = 20  # per clock, of dQ added to L2: 30 GB/s at 1.5 GHz, as flash-attention's authors measured on an H200
+# Per clock, of dQ added to L2: 30 GB/s at 1.5 GHz, an H200 in flash-attention's pull requests 2888 and 2889.
+REDUCED_BYTES = 20
 BUSY_WARPS = 8  # fewer than these do not fill a multiprocessor
 
 
