@@ -30,7 +30,7 @@ from rich.table import Table
 
 from codegen.errors import RequestError, ToolError
 from codegen.problem import ITEMSIZE
-from verify import machine, memory_point, packages
+from verify import bench_backward, devices, machine, memory_point, packages
 from verify.progress import Step, silent
 
 LENGTHS = (512, 1024, 2048, 4096)
@@ -141,7 +141,8 @@ def run(
 ) -> dict[str, Any]:
     """Measure the package in `folder` and the others: what the result file states, but for its kind.
 
-    Raises: RequestError for lengths that no fit goes through, or a package whose values are not as wide as its keys.
+    Raises: RequestError for lengths that no fit goes through, or a package that lacks the kernels, or whose values are
+        not as wide as its keys.
     """
     shape = Shape() if shape is None else shape
     ascending = tuple(sorted(set(lengths)))
@@ -150,7 +151,10 @@ def run(
             f"--n {','.join(map(str, lengths))}: growth needs three lengths beyond {memory_point.WARM_ROWS}",
             f"try --n {','.join(map(str, LENGTHS))}",
         )
-    asked_for = packages.plan(folder)["request"]
+    bench_backward.require(folder, device)
+    plan = packages.plan(folder)
+    devices.require_dtypes(plan, device, dtypes)
+    asked_for = plan["request"]
     if (asked_for["d"], asked_for["dv"]) != (shape.d, shape.d):
         raise RequestError(
             f"{folder.name}: d={asked_for['d']}, dv={asked_for['dv']}; measured is d = dv = {shape.d}",

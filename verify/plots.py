@@ -11,6 +11,8 @@ from typing import Any
 def beside(draw: Callable[[dict[str, Any], Path], None], figures: dict[str, Any], out: Path) -> str:
     """Have `draw` write the plot of the result file `out` next to it; what became of it, in a sentence."""
     file = out.with_suffix(".png")
+    if file == out:
+        return f"no plot: {out} holds the figures, which are JSON"
     try:
         draw(figures, file)
     except ImportError as error:

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from codegen.errors import RequestError, ToolError
 from verify import memory, memory_plot, memory_point, packages, plots
 from verify.__main__ import main
+from verify.commands.options import finish
 
 LENGTHS = (512, 1024, 2048)
 SHAPE = memory.Shape(batch=1, heads=4, d=32)
@@ -71,6 +72,31 @@ def test_a_plot_without_matplotlib_says_so(measured, monkeypatch, tmp_path):
         raise ImportError("No module named 'matplotlib'")
 
     assert plots.beside(missing, measured, tmp_path / "memory.json") == "no plot: No module named 'matplotlib'"
+
+
+def test_a_result_file_is_not_drawn_over(measured, tmp_path):
+    def never(*_):
+        raise AssertionError("drawn")
+
+    assert plots.beside(never, measured, tmp_path / "memory.png").startswith("no plot: ")
+
+
+def test_the_figures_are_saved_before_a_plot_that_fails(measured, tmp_path):
+    def fails(*_):
+        raise ValueError("a figure that cannot be drawn")
+
+    out = tmp_path / "memory.json"
+    with pytest.raises(ValueError, match="cannot be drawn"):
+        finish(measured, True, out, lambda console: None, True, fails)
+    assert json.loads(out.read_text())["lines"]
+
+
+def test_a_package_without_the_kernels_is_refused(small_package):
+    with pytest.raises(RequestError, match="its dtypes: float32"):
+        memory.run(small_package, device="cpu", dtypes=("bf16",))
+    folder = packages.emit(d=32, dtypes=("float32",), archs=("cpu",), backward=False)
+    with pytest.raises(RequestError, match="has no backward kernels for cpu"):
+        memory.run(folder, device="cpu", dtypes=("float32",))
 
 
 def test_lengths_that_no_fit_goes_through_are_refused(small_package):

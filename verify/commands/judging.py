@@ -129,7 +129,7 @@ def fuzz(
 
 
 @click.command()
-@click.option("--of", default="", help="Comma list: spec, cpu, cpu-amx, sm80, sm80-sync. Default: all that run here.")
+@click.option("--of", default="", help="Comma list: spec, cpu, sm80-backward, ... Default: all that run here.")
 @click.option("--name", "names", multiple=True, help="Only the mutants of this name or catalogue number.")
 @click.option("--sample", type=click.IntRange(1), default=None, help="So many per target, the same at every run.")
 @click.option("--jobs", type=click.IntRange(1), default=None, help="Mutants at a time; default: one per core.")
@@ -182,7 +182,7 @@ def real(device: str, dtype: str | None, sram: str, training: bool, out: Path | 
 
 def _train(device: str, dtypes: tuple[str, ...] | None, sram: str, out: Path | None, as_json: bool) -> NoReturn:
     """`real --training`."""
-    from verify import devices, packages, plots, training, training_plot, training_text
+    from verify import devices, packages, training, training_plot, training_text
     from verify.progress import bar
 
     dtypes = dtypes or training.DTYPES[device]
@@ -194,6 +194,4 @@ def _train(device: str, dtypes: tuple[str, ...] | None, sram: str, out: Path | N
             step=step,
         )  # fmt: skip
     figures = {"kind": "training", "device": device, **found, "machine": header}
-    if out is not None:
-        click.echo(plots.beside(training_plot.draw, figures, out), err=True)
-    finish(figures, as_json, out, lambda c: c.print(training.table(figures)), figures["holds"])
+    finish(figures, as_json, out, lambda c: c.print(training.table(figures)), figures["holds"], training_plot.draw)

@@ -74,7 +74,7 @@ def memory(
 
     Ours must grow linearly. --out FILE.json also draws FILE.png (needs matplotlib).
     """
-    from verify import bench_options, devices, memory_plot, packages, plots
+    from verify import bench_options, devices, memory_plot, packages
     from verify import memory as peaks
     from verify.progress import bar
 
@@ -90,6 +90,4 @@ def memory(
         shape = peaks.Shape(d=packages.plan(folder)["request"]["d"])
         found = peaks.run(folder, device=device, dtypes=dtypes, lengths=asked, shape=shape, step=step)
     figures = {"kind": "memory", "device": device, **found}
-    if out is not None:
-        click.echo(plots.beside(memory_plot.draw, figures, out), err=True)
-    finish(figures, as_json, out, lambda c: c.print(peaks.table(figures)), figures["holds"])
+    finish(figures, as_json, out, lambda c: c.print(peaks.table(figures)), figures["holds"], memory_plot.draw)

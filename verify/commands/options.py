@@ -62,13 +62,20 @@ out_option = click.option(
 
 
 def finish(
-    figures: dict[str, Any], as_json: bool, out: Path | None, show: Callable[[Console], None], holds: bool
+    figures: dict[str, Any],
+    as_json: bool,
+    out: Path | None,
+    show: Callable[[Console], None],
+    holds: bool,
+    draw: Callable[[dict[str, Any], Path], None] | None = None,
 ) -> NoReturn:
-    """Print, save, and leave with the right exit code."""
-    from verify import packages
+    """Save, draw the plot beside, print, and leave with the right exit code."""
+    from verify import packages, plots
 
     if out is not None:
-        packages.write_json(out, figures)
+        packages.write_json(out, figures)  # before the plot: an error there must not cost the figures
+        if draw is not None:
+            click.echo(plots.beside(draw, figures, out), err=True)
     if as_json:
         click.echo(packages.as_json(figures))
     else:

@@ -44,7 +44,7 @@ def bench(packages_: tuple[str, ...], device: str, out: Path | None, as_json: bo
     On a GPU --out FILE.json also draws FILE.png where matplotlib is installed; $TILEPROOF_PEERS names folders with
     peers that are not installed.
     """
-    from verify import bench_grid, bench_options, bench_plot, bench_report, bench_table, plots
+    from verify import bench_grid, bench_options, bench_plot, bench_report, bench_table
     from verify.progress import bar
 
     with bar(f"bench on {device}", None) as step:
@@ -55,9 +55,8 @@ def bench(packages_: tuple[str, ...], device: str, out: Path | None, as_json: bo
             grid = bench_options.grid(packages_, options)
             figures = bench_grid.run(grid, out=out, step=step, say=lambda text: click.echo(text, err=True))
             made = bench_table.table(figures)
-    if device == "cuda" and out is not None:
-        click.echo(plots.beside(bench_plot.draw, figures, out), err=True)
-    finish(figures, as_json, out, lambda c: c.print(made), figures.get("holds", True))
+    drawn = bench_plot.draw if device == "cuda" else None
+    finish(figures, as_json, out, lambda c: c.print(made), figures.get("holds", True), drawn)
 
 
 @click.command()
