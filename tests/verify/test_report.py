@@ -58,6 +58,12 @@ def test_a_block_without_a_result_file_is_an_error(results, tmp_path):
         report.refresh(readme, results, write=True, generated=tmp_path)
 
 
+def test_a_readme_that_is_not_there_passes_no_check(tmp_path):
+    done = CliRunner().invoke(cli.main, ["report", "--check", "--readme", str(tmp_path / "README.md")])
+    assert done.exit_code == 2 and "does not exist" in done.output
+    assert all(readme.is_file() for readme in command.READMES)  # the default, from wherever it is called
+
+
 def test_the_command_notices_a_readme_that_is_stale(results, tmp_path, monkeypatch):
     readme = tmp_path / "README.md"
     readme.write_text(README)

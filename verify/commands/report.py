@@ -11,20 +11,22 @@ import click
 from verify.commands.options import json_option
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
+_ROOT = RESULTS.parents[1]
+READMES = (_ROOT / "README.md", _ROOT / "verify/emulator/README.md")
 
 
 @click.command()
 @click.option("--check", is_flag=True, help="Exit 1 if a README differs from what the result files give.")
 @click.option(
-    "--readme", "readmes", type=click.Path(path_type=Path), multiple=True, show_default=True,
-    default=(Path("README.md"), Path("verify/emulator/README.md")),
+    "--readme", "readmes", type=click.Path(path_type=Path, exists=True, dir_okay=False), multiple=True,
+    help="[default: README.md and verify/emulator/README.md of this checkout]",
 )  # fmt: skip
 @json_option
 def report(check: bool, readmes: tuple[Path, ...], as_json: bool) -> None:
     """Print the figures of the result files, and put them between the marks in the READMEs."""
     from verify import report as figures
 
-    changed = {figures.refresh(readme, RESULTS, write=not check) for readme in readmes}
+    changed = {figures.refresh(readme, RESULTS, write=not check) for readme in readmes or READMES}
     if as_json:
         click.echo(json.dumps(figures.collect(RESULTS), indent=1))
     else:
