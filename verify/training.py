@@ -17,8 +17,8 @@ So that a difference measures rounding, and not how chaotic the training is, the
 network turns a difference of 1e-8 into 1e-4 within 30 steps, in whatever way it was made, and the ratio compares two
 accidents. The start is long because then the differences of the first steps are those of each step's own rounding, many
 of them, and their largest varies less between seeds. What that costs where it is not so: with a rate of 3e-4 after 20
-steps our float32 ratio was 1.60 on one CPU (1.08 with this setting), though one call errs no more than torch's own, and
-seeds with float64 attention in our place gave 0.7 to 1.1 there.
+steps our float32 ratio was 1.60 on one CPU, though one call errs no more than torch's own; with this setting it is that
+of verify/results/training_cpu_float32.json.
 The loss is summed in float64, because in float32 most steps would differ by nothing or by a unit in the last place.
 """
 
