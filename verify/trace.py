@@ -103,7 +103,7 @@ def _states(case: Case, path: Path, trace: Array) -> Iterator[tuple[str, float, 
                 )
 
 
-PER_DTYPE = 36  # cases of the suite that are traced
+PER_DTYPE = 40  # cases of the suite that are traced
 
 
 def stated(folder: Folder, device: Device, *, seed: int, most: int = PER_DTYPE, step: Step = silent) -> dict[str, Any]:
