@@ -43,14 +43,13 @@ def _backward(stated: dict[str, Any], title: str) -> Table:
     for output in GRADIENTS:
         for what in ("stage-wise", "end to end"):
             made.add_column(f"{TITLES[output]}\n{what}", justify="right")
-    _error_columns(made, GRADIENTS)
     for row in (row for row in stated["paths"] if "backward" in row):
         mine = row["backward"]
         cells = [row["path"], f"{mine['br']} x {mine['bc']}", str(mine["cases"])]
         for output in GRADIENTS:
             judges = row["outputs"].get(output, {"judges": {}})["judges"]
             cells += [_cell(judges, [name for name in judges if name != END_TO_END]), _cell(judges, [END_TO_END])]
-        made.add_row(*cells, *_errors(row["outputs"], GRADIENTS))
+        made.add_row(*cells)
     return made
 
 

@@ -98,14 +98,17 @@ def cases(
 
 
 def with_gradient(case: Case, turn: int, seed: int) -> Case:
-    """`case` with the gradient, the wanted ones and the layout of dO that are dealt in this turn."""
-    names, kinds = tuple(output_gradients.GRADIENTS), output_gradients.DLSE
+    """`case` with the gradient, the wanted ones and the layout of dO that are dealt in this turn.
+
+    The family whose errors are shown beside those of the plain formula gets N(0, 1) for dO too, and wants all three.
+    """
+    names, kinds, compared = tuple(output_gradients.GRADIENTS), output_gradients.DLSE, case.family == "gaussian"
     return output_gradients.attach(
         case,
-        names[turn % len(names)],
+        names[0 if compared else turn % len(names)],
         dlse=kinds[turn % len(kinds)] if turn % 3 == 0 else kinds[turn % 2],
         layout=DO_LAYOUTS[turn % len(DO_LAYOUTS)],
-        wanted=WANTED[turn % len(WANTED)],
+        wanted=WANTED[0 if compared else turn % len(WANTED)],
         seed=seed + turn,
     )
 
