@@ -86,8 +86,10 @@ class BackwardPass:
             return torch.autograd.grad(o, leaves, self._do, retain_graph=True)
 
         o_read, lse_read = o.detach(), lse.detach()
+        on_cpu, n = o.device.type == "cpu", o.shape[2]
+        blocks = bench_gradients.Blocks.of_torch_cpu(n) if on_cpu and not own else None
         wrong = self._expected.difference(o_read, lse_read if own else None) or bench_gradients.difference(
-            *self._inputs, self._do, o_read, lse_read, run(), causal=self._causal, dtype=self._dtype
+            *self._inputs, self._do, o_read, lse_read, run(), causal=self._causal, dtype=self._dtype, blocks=blocks
         )
         return run, wrong
 

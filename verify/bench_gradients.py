@@ -7,6 +7,8 @@ and LSE of the forward pass against float64 (bench_check.Expected).
 
 The arithmetic is the one that bench_check allows, with P and dS rounded as operands once and the gradients once. Where
 query heads share a key, each may store its dK and dV, to be added and rounded once more: most peers do it that way.
+torch's CPU kernel keeps its gradients in their own type and rounds them after every block of rows and keys: a peer's
+`Blocks` say how many, and its bound has a rounding for each. Ours has no such allowance.
 """
 
 from __future__ import annotations
@@ -35,15 +37,30 @@ class _Want:
     bound: np.ndarray
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """After how many rows dK and dV, and after how many keys dQ, are rounded to their own type and added to again."""
+
+    rows: int
+    keys: int
+
+    @staticmethod
+    def of_torch_cpu(n: int) -> Blocks:
+        """Source: pytorch, aten/src/ATen/native/cpu/FlashAttentionKernel.cpp, cpu_flash_attention_backward."""
+        return Blocks(rows=256 if n >= 768 else 64 if n >= 192 else 32, keys=512)
+
+
 def difference(
-    q: Any, k: Any, v: Any, do: Any, o: Any, lse: Any, got: Sequence[Any], *, causal: bool, dtype: str, seed: int = 0
-) -> str | None:
+    q: Any, k: Any, v: Any, do: Any, o: Any, lse: Any, got: Sequence[Any],
+    *, causal: bool, dtype: str, blocks: Blocks | None = None, seed: int = 0,
+) -> str | None:  # fmt: skip
     """What is wrong with the gradients `got`, in one line; None when every sampled element is within its bound.
 
     Args:
         q, do, o (B,Hq,N,..), k, v (B,Hkv,N,..), lse (B,Hq,N): torch tensors on any device; o and lse as the pass read
             them. The scale is 1/sqrt(d).
         got: dq, dk, dv, as the inputs.
+        blocks: for a peer that rounds its gradients in between.
     """
     for name, x, of in zip(GRADIENTS, got, (q, k, v), strict=True):
         if x is None or tuple(x.shape) != tuple(of.shape):
@@ -62,13 +79,21 @@ def difference(
     kv, sampled, every = h // group, rows_of(n, choose), list(range(n))
     keys, values = plain(k[b, kv]), plain(v[b, kv])
     rows = [plain(x[b, h, sampled]) for x in (q, do, o, lse)]
-    want = _gradients(rows, keys, values, sampled, every, causal, model)
-    compare(f"dq, batch {b}, head {h}, row", sampled, got[0][b, h, sampled], want["dq"])
+    parts = [
+        _gradients(rows, keys[at], values[at], sampled, every[at], causal, model)
+        for at in _slices(n, blocks.keys if blocks else n)
+    ]
+    dq = _accumulated([of["dq"] for of in parts], model)
+    compare(f"dq, batch {b}, head {h}, row", sampled, got[0][b, h, sampled], dq)
 
     each = []
     for g in range(kv * group, (kv + 1) * group):
         rows = [plain(x[b, g]) for x in (q, do, o, lse)]
-        each.append(_gradients(rows, keys[sampled], values[sampled], every, sampled, causal, model))
+        parts = [
+            _gradients([x[at] for x in rows], keys[sampled], values[sampled], every[at], sampled, causal, model)
+            for at in _slices(n, blocks.rows if blocks else n)
+        ]
+        each.append({name: _accumulated([of[name] for of in parts], model) for name in ("dk", "dv")})
     for name, x in (("dk", got[1]), ("dv", got[2])):
         where = f"{name}, batch {b}, K/V head {kv}, key"
         compare(where, sampled, x[b, kv, sampled], _added([of[name] for of in each], model))
@@ -93,8 +118,21 @@ def _gradients(
     return {name: _Want(getattr(want, name), getattr(bound, name) + getattr(want, f"{name}_err")) for name in GRADIENTS}
 
 
+def _slices(n: int, size: int) -> list[slice]:
+    """n rows or keys in blocks of `size`."""
+    return [slice(at, min(at + size, n)) for at in range(0, n, size)]
+
+
+def _accumulated(parts: Sequence[_Want], model: BackwardModel) -> _Want:
+    """The sum over blocks, stored after each."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = _added([total, part], model)
+    return total
+
+
 def _added(each: Sequence[_Want], model: BackwardModel) -> _Want:
-    """The sum over query heads that share a key, each stored before it is added."""
+    """The sum over query heads that share a key, each stored before it is added, and the sum once more."""
     if len(each) == 1:
         return each[0]
     value, bound = sum(x.value for x in each), sum(x.bound for x in each)
