@@ -122,7 +122,10 @@ def test_vmap_over_some_inputs_only(attn, forward):
     call, (q, k, v) = calls(attn, forward)["torch.ops"], [x.double() for x in inputs()]
     qs = torch.stack([q, 2 * q, q - 1])
     got = grad(lambda y: loss(vmap(lambda x: call(x, y, v))(qs)))(k)
-    assert torch.allclose(got, sum(gradients(call, x, k, v)[1] for x in qs), rtol=0, atol=1e-12)
+    parts = torch.stack([gradients(call, x, k, v)[1] for x in qs])
+    # The parts have the same bits (see below); each side adds the three with two roundings, in an order of its own.
+    room = 2 * 2 * torch.finfo(got.dtype).eps * parts.abs().sum(0)
+    assert ((got - parts.sum(0)).abs() <= room).all()
     per_q = vmap(lambda x: grad(lambda y: loss(call(x, y, v)))(k))(qs)
     assert torch.equal(per_q, torch.stack([gradients(call, x, k, v)[1] for x in qs]))
 
