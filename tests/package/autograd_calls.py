@@ -96,7 +96,7 @@ def layouts(x: Tensor) -> dict[str, Tensor]:
 
     def inside(shape: tuple[int, ...], *index: Any) -> Tensor:
         """`x` copied into a part of a NaN tensor."""
-        room = torch.full(shape, torch.nan, dtype=x.dtype)
+        room = torch.full(shape, torch.nan, dtype=x.dtype, device=x.device)
         room[index] = x
         return room[index]
 
