@@ -1,0 +1,22 @@
+"""A command with a time limit: what it started ends with it, and what was said is kept."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from verify import processes
+
+
+def test_a_command_that_ends_is_as_subprocess_has_it():
+    words = [sys.executable, "-c", "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"]
+    done = processes.run(words, seconds=60)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "out\n", "err\n")
+    assert sorted(processes.run(words, seconds=60, merged=True).stdout.split()) == ["err", "out"]
+
+
+def test_a_child_that_holds_the_pipe_is_stopped_too():
+    start = time.monotonic()
+    done = processes.run(["sh", "-c", "echo said; sleep 300 & sleep 300"], seconds=1)
+    assert time.monotonic() - start < 100
+    assert (done.returncode, done.stdout) == (processes.OUT_OF_TIME, "said\n")
