@@ -7,6 +7,7 @@ calibrated ones from `calibration/<model>.<device>.json`; the values here are th
 Sources: matrix units truncate, see Fasi, Higham, Mikaitis, Pranesh (PeerJ CS 7:e330, 2021); Khattak and Mikaitis
 (arXiv:2512.07004); AMX rounds to nearest in two chains per block of 32 (Intel SDM, TDPBF16PS pseudocode). exp2 and
 log of CUDA: CUDA C++ Programming Guide, "Intrinsic Functions". Vector exp2 of the CPU paths: exhaustive test.
+torch's own kernel on a CPU: its source, named at its rows.
 """
 
 from __future__ import annotations
@@ -233,6 +234,26 @@ _TENSOR: dict[str, Any] = {
     "log_tiny": 2.0**-22,
     "log_error": 2.0**-22,
 }
+# torch's attention on x86-64, a peer of the benchmark. Sources: pytorch, aten/src/ATen/native/cpu/FlashAttentionKernel.cpp
+# (cpu_flash_attention) and native/CPUBlas.cpp; cpu/vec/vec512/vec512_float.h as torch 2.14 installs it. The BLAS library
+# sums products in the working format in an order that it chooses: "muladd" counts the longest path of any order. AMX,
+# where the library takes it, flushes. S is multiplied by the rounded scale. l is a sum of the weights before they are
+# rounded to 16 bits, O one of those after: the roundings of P do not cancel in O / l. O and l stay in the working format
+# between blocks of keys. exp(s - m) takes a rounded log2 e or ln 2, and rounds the argument's product and its remainder.
+_TORCH: dict[str, Any] = {
+    "product": "muladd",
+    "score_roundings": 1,
+    "scale_roundings": 2,
+    "gap_roundings": 3,
+    "lse_shares_c": True,
+}
+# 16 bits: fexp_u20 makes the bits of a float32 of (s - m) log2 e less a cubic. The cubic is at most 1.066e-4 off; the
+# float32 that becomes the bits lies below 2^30, and its rounding is 2^-18 of the weight; the roundings of the cubic are
+# less than 2^-22 together. The largest weight is not 1: torch's LSE of one key is 5.3e-5 low.
+TORCH_FEXP_ERROR = 1.066e-4 + 2.0**-18 + 2.0**-22
+# float32: exp_u20, a polynomial of degree 5 on |r| <= ln 2 / 2. In units of u: the polynomial 1.55, its roundings 1.4,
+# r 0.25, ln 2 0.35. Where its exponent is -126 the result is 0.
+TORCH_EXP_ERROR = 4 * 2.0**-24
 # A kernel with "lazy_rescale" in its plan moves a row's reference when (m_new - m) c exceeds 8; it computes that with
 # three roundings.
 LAZY_LOG2 = 8.0
@@ -285,6 +306,35 @@ MODELS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "p_format": "bf16 planes",
             "p_unit": 2.0**-16,
             "p_tiny": 2.0**-125,
+        },
+    ),
+    "torch_16": (
+        ("bf16", "fp16"),
+        {
+            **_TORCH,
+            "operation_tiny": 2.0**-126,
+            "flushes_operands": True,
+            "exp2_error": TORCH_FEXP_ERROR,
+            "p_format": "dtype",
+            "log_error": 2.0**-23,  # logf within 1 ulp
+        },
+    ),
+    "torch_f32": (
+        ("float32",),
+        {**_TORCH, "exp2_error": TORCH_EXP_ERROR, "exp2_flush": 2.0**-125, "log_error": 2.0**-23},
+    ),
+    # exp of Sleef and log are within 1 ulp.
+    "torch_f64": (
+        ("float64",),
+        {
+            **_TORCH,
+            "working": "float64",
+            "operation_tiny": 2.0**-1074,
+            "scale_roundings": 1,
+            "gap_roundings": 1,
+            "exp2_error": 2.0**-52,
+            "exp2_flush": 2.0**-1022,
+            "log_error": 2.0**-52,
         },
     ),
     # mma.sync (codegen/templates/sm80). Ampere has block 8 and 24 bits, Hopper block 16 and 25 bits: block * 2**-bits

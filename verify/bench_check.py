@@ -5,9 +5,11 @@ and the peers', is heard once on the very tensors that are timed: some rows of t
 key, two keys, ... under a causal mask) and the last ones among them.
 
 The bound is the probabilistic one of verify/bounds, which is far tighter than the worst case and holds for random
-inputs such as these. One arithmetic per device and dtype stands for all, because a peer's is not known: on a GPU that
-of mma.sync, 16-bit products summed in float32, weights rounded to 16 bits once, the output once; on a CPU the same by
-its own matrix unit, or float32 (float64) throughout, each multiplication and addition rounded.
+inputs such as these. On a GPU one arithmetic stands for all, because a peer's is not known: that of mma.sync, 16-bit
+products summed in float32, weights rounded to 16 bits once, the output once. On a CPU ours has the same by its own
+matrix unit, or float32 (float64) throughout, each multiplication and addition rounded. The peer there is torch, whose
+source is known: it sums l from the weights before it rounds them, where our bf16 kernel divides by the sum of the
+rounded ones, and its exp for 16 bits is a cubic (arithmetic.MODELS, "torch_16").
 """
 
 from __future__ import annotations
@@ -27,10 +29,13 @@ EDGE_ROWS, INNER_ROWS, HEADS = 3, 4, 2
 KEYS_PER_TILE = 128
 ON_CPU = {"float32": "muladd_f32", "float64": "muladd_f64", "bf16": "amx_bf16"}
 ON_GPU = "mma_sm80"
+# torch on a CPU, whatever N is: flash_attention_kernel_impl in the source that arithmetic.py names.
+TORCH_KEYS_PER_TILE = 512
+TORCH_ON_CPU = {"float32": "torch_f32", "float64": "torch_f64", "bf16": "torch_16", "fp16": "torch_16"}
 
 
 def model_of(dtype: str, device: str) -> arithmetic.ArithmeticModel:
-    """The arithmetic that every call is allowed. device: a torch device type."""
+    """The arithmetic that every call is allowed, on a CPU every call of ours. device: a torch device type."""
     return arithmetic.model(ON_CPU.get(dtype, ON_GPU) if device == "cpu" else ON_GPU, dtype)
 
 
@@ -53,12 +58,19 @@ class _Head:
 class Expected:
     """What O of one problem must be, on the sampled rows; the scale is 1/sqrt(d). One oracle run serves every call."""
 
-    def __init__(self, q: Any, k: Any, v: Any, *, causal: bool, dtype: str, seed: int = 0) -> None:
-        """q (B,Hq,N,d), k, v (B,Hkv,N,..): torch tensors on any device, as they are timed."""
+    def __init__(
+        self, q: Any, k: Any, v: Any, *, causal: bool, dtype: str, torch_on_cpu: bool = False, seed: int = 0
+    ) -> None:
+        """q (B,Hq,N,d), k, v (B,Hkv,N,..): torch tensors on any device, as they are timed.
+
+        torch_on_cpu: for a call of torch's own kernel on a CPU, with the roundings that it makes and no others.
+        """
         choose = random.Random(seed)
         batch, heads, n, d = q.shape
         self._shape = (batch, heads, n, v.shape[3])
-        model = model_of(dtype, q.device.type)
+        model, bc = model_of(dtype, q.device.type), KEYS_PER_TILE
+        if torch_on_cpu:
+            model, bc = arithmetic.model(TORCH_ON_CPU[dtype], dtype), TORCH_KEYS_PER_TILE
         self._heads = []
         for b, h in sorted({(choose.randrange(batch), choose.randrange(heads)) for _ in range(HEADS)}):
             rows = rows_of(n, choose)
@@ -66,7 +78,7 @@ class Expected:
             inputs = [plain(x) for x in (q[b, h, rows], k[b, kv], v[b, kv])]
             visible = np.arange(k.shape[2]) <= np.array(rows)[:, None] if causal else None
             want = float64.attention(*inputs, scale=d**-0.5, visible=visible)
-            bound = bounds.forward(*inputs, scale=d**-0.5, visible=visible, model=model, bc=KEYS_PER_TILE)
+            bound = bounds.forward(*inputs, scale=d**-0.5, visible=visible, model=model, bc=bc)
             assert bound.o_probabilistic is not None and bound.lse_probabilistic is not None
             self._heads.append(_Head(b, h, rows, want, bound.o_probabilistic, bound.lse_probabilistic))
 

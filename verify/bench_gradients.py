@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from verify.bench_check import KEYS_PER_TILE, model_of, plain, rows_of
+from verify.bench_check import KEYS_PER_TILE, TORCH_KEYS_PER_TILE, model_of, plain, rows_of
 from verify.bounds.backward_model import BackwardModel, backward_model
 from verify.bounds.backward_output import backward
 from verify.cases import GRADIENTS
@@ -47,7 +47,7 @@ class Blocks:
     @staticmethod
     def of_torch_cpu(n: int) -> Blocks:
         """Source: pytorch, aten/src/ATen/native/cpu/FlashAttentionKernel.cpp, cpu_flash_attention_backward."""
-        return Blocks(rows=256 if n >= 768 else 64 if n >= 192 else 32, keys=512)
+        return Blocks(rows=256 if n >= 768 else 64 if n >= 192 else 32, keys=TORCH_KEYS_PER_TILE)
 
 
 def difference(

@@ -23,6 +23,9 @@ PATHS = [
     ("amx_fp16_planes", "fp16"),
     ("mma_sm80", "bf16"),
     ("mma_sm80", "fp16"),
+    ("torch_16", "bf16"),
+    ("torch_16", "fp16"),
+    ("torch_f32", "float32"),
 ]
 
 

@@ -19,6 +19,9 @@ def test_every_path_of_the_contract_has_a_model():
         "amx_bf16": ("bf16",),
         "amx_fp16_planes": ("fp16",),
         "mma_sm80": ("bf16", "fp16"),
+        "torch_16": ("bf16", "fp16"),
+        "torch_f32": ("float32",),
+        "torch_f64": ("float64",),
     }.items():
         assert MODELS[name][0] == dtypes
         for dtype in dtypes:
@@ -120,3 +123,38 @@ def test_a_truncating_block_loses_as_much_as_its_unit_allows():
     got = kernel.dot(np.array([[1.0]]), a, np.full((1, 16), 2.0**-13), 1)
     lost = 1.0 + 16 * 2.0**-26 * (1 - 2.0**-8) - float(got[0, 0])
     assert float(got[0, 0]) == 1.0 and 0.3 < lost / m.step_unit < 1.0
+
+
+# torch/include/ATen/cpu/vec/vec512/vec512_float.h: coefficients from the highest power down.
+FEXP = [-0.079204240219773236, -0.22433836478672356, 0.30354260500649682, 0.00010703434948458272]
+EXP = [0.00828929059, 0.0418978221, 0.166676521, 0.499991506, 0.999999701, 1.0]
+
+
+def f32(x):
+    return np.asarray(x).astype(np.float32).astype(np.float64)
+
+
+def horner(coefficients, x):
+    y = f32(coefficients[0])
+    for c in coefficients[1:]:
+        y = f32(y * x + f32(c))  # an FMA
+    return y
+
+
+@pytest.mark.parametrize("largest", [1.0, 20.0, 86.0])
+def test_the_exponentials_of_torch_err_as_much_as_their_models_say(largest):
+    """Beside the roundings of s - m, log2 e or ln 2 and their product, which grow with the argument."""
+    x = f32(-largest * np.random.default_rng(1).random(1_000_000))
+    grows = 3 * 2.0**-24 * np.abs(x)
+
+    source = f32(x * f32(np.log2(np.e)))
+    source = f32(source - horner(FEXP, f32(source - np.floor(source))))
+    bits = np.trunc(f32(2.0**23 * source + 2.0**23 * 127))  # exact in float64 before its one rounding
+    fexp = bits.astype(np.uint32).view(np.float32).astype(np.float64)
+    error = np.abs(fexp / np.exp(x) - 1)
+    assert (error <= arithmetic.TORCH_FEXP_ERROR + grows).all()
+    assert error.max() > 0.9 * arithmetic.TORCH_FEXP_ERROR
+
+    n = np.floor(f32(x * f32(np.log2(np.e)) + 0.5))
+    exp = np.ldexp(horner(EXP, f32(x - n * f32(np.log(2.0)))), n.astype(int))
+    assert (np.abs(exp / np.exp(x) - 1) <= arithmetic.TORCH_EXP_ERROR + grows).all()
