@@ -108,7 +108,7 @@ def test_a_debug_form_has_the_same_plans_as_the_package(archs, tiling):
 
 
 @pytest.mark.parametrize("tiling", problem.TILINGS)
-def test_a_tile_of_one_consumer_says_that_it_is_slow(tiling):
+def test_a_tile_of_one_consumer_says_that_it_is_slow(tiling, tables):
     for d, slow in ((32, True), (64, True), (96, True), (128, False)):
         steps = decide(d=d, tiling=tiling, archs=["sm90a"]).changes["sm90a/fp16"]
         assert any("--tiling tuned" in step.why for step in steps if step.what == "one consumer") is slow
