@@ -61,7 +61,7 @@ class _Group:
     stage: ExpectedGradients
     exact: ExpectedGradients
     t0: Gradients
-    t0_exact: Gradients
+    t0_exact: Gradients | None  # where something is said end to end
     t1: Gradients | None = None
     made: dict[Any, tuple[BackwardBound, str | None]] = field(default_factory=dict)
     spec: dict[tuple[int, int], Gradients] = field(default_factory=dict)
@@ -99,7 +99,8 @@ class Truth:
         do = stacked(case.do[batch, heads])
         read = stacked(given[0][batch, heads]), stacked(given[1][batch, heads])
         stage, exact = (ExpectedGradients.of(Problem.of(*arrays, do, given=g, **words)) for g in (read, None))
-        t0, t0_exact = (backward_float64.gradients(*arrays, do, given=g, **words) for g in (read, None))
+        t0 = backward_float64.gradients(*arrays, do, given=read, **words)
+        t0_exact = None if self.source is None else backward_float64.gradients(*arrays, do, given=None, **words)
         made = _Group(batch, kv_head, heads, stage, exact, t0, t0_exact)
         if self.with_balls:
             made.t1 = backward_balls.gradients(**_arguments(stage.finite))
@@ -336,6 +337,7 @@ def _verdict(
         if reason is not None:
             unclaimed[END_TO_END] = reason
             continue
+        assert group.t0_exact is not None
         truth = group.t0_exact
         beside_us = None if theirs is None else theirs.of(group)
         for name in names:
