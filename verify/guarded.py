@@ -1,6 +1,6 @@
 """Call every CUDA kernel of a package in memory that tells: what `verify.sanitize` runs under each of its tools.
 
-    python -m verify.guarded FOLDER --launcher sm80=LIBRARY [--launcher sm90a_0=LIBRARY ...]
+    python -m verify.guarded FOLDER --launcher sm80=LIBRARY [--launcher sm90a_0=LIBRARY ...] [--tool racecheck]
 
 Each problem runs twice on the same inputs: through the kernel's own C entry point, into outputs that were filled with
 NaN and lie between guard bytes; and through the op, whose outputs are exactly as long as they are said to be and
@@ -10,6 +10,8 @@ memcheck knows where it ends.
 Holds, or the process exits 1: the guard bytes are intact, no NaN is left in an output, both runs agree bit for bit.
 What a kernel must not read (keys beyond the length, gaps between rows) was never written either: initcheck tells. A
 kernel that copies whole tiles of keys by TMA may read keys beyond the length and must not use them: they are NaN.
+
+Under a tool each call costs up to a second, so that `--tool` leaves out what this tool cannot see: see EXTENTS.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import ctypes
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,11 +33,74 @@ from verify import guarded_backward, packages
 from verify.cases import CAUSAL, torch_dtype
 from verify.devices import ARCH_VARIABLE, forced
 from verify.entry_points import DTYPE_CODES, ForwardArgs
-from verify.guarded_problems import Problem, problems
+from verify.guarded_problems import Problem, covering, problems
 
 GUARD_BYTES, GUARD = 4096, 0xA5
 NAN_BYTE = 0xFF  # a float of any width made of these bytes is NaN
 DONE = "guarded calls:"  # what the last line of a good run starts with
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Which calls are made. Every problem runs on every kernel in one dtype at least, backward in both forms."""
+
+    entry: bool  # the kernel's entry point as well where the op can run the kernel: guard bytes, NaN, equal bits
+    twice: bool  # each backward call twice: equal bits
+    every: bool  # every problem in every dtype; else those of COVERING in all dtypes but the first
+
+    def problems(self, br: int, bc: int, *, is_first: bool) -> list[Problem]:
+        """The problems of a kernel with tiles of br rows and bc keys; `is_first`: in the first of its dtypes."""
+        return problems(br, bc) if self.every or is_first else covering(br, bc)
+
+
+# By tool. Bits are compared, and every problem run in every dtype, without a tool (tests/gpu/test_gpu_sanitize.py).
+# memcheck does not see a write that stays within an allocation, but the guard bytes do. The others watch how the
+# threads of a kernel share memory, which neither who called it nor the format of its numbers decides: the kernels of
+# two dtypes are one text but for the conversion of numbers and the type in the product's instruction.
+WHOLE, SPARING = Extent(entry=True, twice=True, every=True), Extent(entry=False, twice=False, every=False)
+EXTENTS = {
+    "": WHOLE,
+    "memcheck": Extent(entry=True, twice=False, every=True),
+    "racecheck": SPARING,
+    "initcheck": SPARING,
+    "synccheck": SPARING,
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One problem on one kernel: of the forward pass on `variant`, or of the backward op where that is None."""
+
+    unit: str
+    dtype: str
+    problem: Problem
+    variant: dict[str, Any] | None
+    here: bool  # the op can be made to run this kernel
+    calls: int
+
+    def __str__(self) -> str:
+        return f"{'backward ' if self.variant is None else ''}{self.unit}/{self.dtype}, {self.problem.name}"
+
+
+def steps(plan: dict[str, Any], chosen: str, units: Iterable[str], extent: Extent) -> Iterator[Step]:
+    """What is run of a package (its plan.json) on a device with kernels `chosen`; `units` have an entry point here."""
+    variants = {(unit_of(v), v["dtype"]): v for v in plan["variants"]}
+    forces = any(map(is_exact, variants.values()))  # the op can then be told which kernel to run
+    known, seen = set(units), set()
+    for (unit, dtype), variant in variants.items():
+        if unit not in known:
+            continue
+        here = forces or variant["target"] == chosen
+        tile = variant["plan"]
+        for problem in extent.problems(tile["br"], tile["bc"], is_first=unit not in seen):
+            if takes(variant, problem):
+                yield Step(unit, dtype, problem, variant, here, here + (extent.entry or not here))
+        seen.add(unit)
+    rows = [row for row in plan.get("backward", []) if row["target"] == chosen]
+    for row in rows:
+        tile = row["plan"]
+        for problem in extent.problems(tile["br"], tile["bc"], is_first=row is rows[0]):
+            yield Step(chosen, row["dtype"], problem, None, True, 4 if extent.twice else 2)
 
 
 class Guarded:
@@ -104,36 +170,48 @@ def launch(
     return o, lse
 
 
-def faults(
-    attn: ModuleType, problem: Problem, variant: dict[str, Any], library: ctypes.CDLL, here: bool
-) -> Iterator[str]:
-    """Run one problem both ways; yields what does not hold. `here`: the op can be made to run this variant."""
-    checks = packages.part(attn, "checks")
-    dtype = torch_dtype(variant["dtype"])
+def faults(attn: ModuleType, step: Step, library: ctypes.CDLL, *, entry: bool) -> Iterator[str]:
+    """Run one problem of the forward pass; yields what does not hold.
+
+    entry: through the kernel's entry point even where the op can be made to run it.
+    """
+    checks, problem, variant = packages.part(attn, "checks"), step.problem, step.variant
+    assert variant is not None
+    dtype = torch_dtype(step.dtype)
     rows = (problem.nk,) * problem.b if problem.lengths is None else problem.lengths
     q = scattered((problem.b, problem.hq, problem.nq, checks.D), (problem.nq,) * problem.b, problem.layout, dtype, 1)
     exact = is_exact(variant)
     k = scattered((problem.b, problem.hkv, problem.nk, checks.D), rows, problem.layout, dtype, 2, fill=exact)
     v = scattered((problem.b, problem.hkv, problem.nk, checks.DV), rows, problem.layout, dtype, 3, fill=exact)
     lengths = None if problem.lengths is None else torch.tensor(problem.lengths, device="cuda")
-    debug = bool(attn_plan(attn)["request"].get("debug"))
-    scratch = variant["plan"].get("scratch_bytes", 4) if exact else None
-    unit, dtype_name = unit_of(variant), variant["dtype"]
-    o, lse = launch(
-        library, unit, dtype_name, q, k, v, lengths, problem.causal, debug=debug, scratch_bytes=scratch
-    )  # fmt: skip
-    for name, guarded in (("O", o), ("LSE", lse)):
-        if not guarded.intact():
-            yield f"{name}: a guard byte was overwritten"
-        left = int(guarded.values.isnan().sum())
-        if left:
-            yield f"{name}: {left} elements are NaN: not written, or wrong"
-    if here:
+    wanted: list[torch.Tensor] = []
+    if entry or not step.here:
+        debug = bool(attn_plan(attn)["request"].get("debug"))
+        scratch = variant["plan"].get("scratch_bytes", 4) if exact else None
+        guarded = launch(
+            library, step.unit, step.dtype, q, k, v, lengths, problem.causal, debug=debug, scratch_bytes=scratch
+        )
+        for name, one in zip(("O", "LSE"), guarded, strict=True):
+            if not one.intact():
+                yield f"{name}: a guard byte was overwritten"
+        wanted = [one.values for one in guarded]
+        yield from unwritten(wanted)
+    if step.here:
         words = {"causal": False if problem.causal == "none" else problem.causal, "key_lengths": lengths}
         of_op = attn.attention(q, k, v, return_lse=True, **words)
-        for name, got, want in zip(("O", "LSE"), of_op, (o.values, lse.values), strict=True):
+        if not wanted:
+            yield from unwritten(of_op)  # reads every element: initcheck tells what nobody wrote
+        for name, got, want in zip(("O", "LSE"), of_op, wanted, strict=False):
             if not torch.equal(got, want):
                 yield f"{name}: the op and the kernel's entry point differ"
+
+
+def unwritten(outputs: Iterable[torch.Tensor]) -> Iterator[str]:
+    """A sentence for O and for LSE if it holds NaN."""
+    for name, x in zip(("O", "LSE"), outputs, strict=True):
+        left = int(x.isnan().sum())
+        if left:
+            yield f"{name}: {left} elements are NaN: not written, or wrong"
 
 
 def is_exact(variant: dict[str, Any]) -> bool:
@@ -157,38 +235,27 @@ def attn_plan(attn: ModuleType) -> dict[str, Any]:
     return packages.plan(Path(attn.__file__).parent)
 
 
-def run(folder: Path, launchers: dict[str, ctypes.CDLL]) -> int:
-    """Run every problem on every variant that has a launcher, and on the backward op. Returns the number of calls.
+def run(folder: Path, launchers: dict[str, ctypes.CDLL], tool: str = "") -> int:
+    """Run what EXTENTS has for `tool` on every variant that has a launcher, and on the backward op.
 
-    What does not hold is printed.
+    Returns the number of calls. What does not hold is printed.
 
     Raises: SystemExit when something does not hold.
     """
-    attn = packages.load(folder)
+    attn, plan, extent = packages.load(folder), packages.plan(folder), EXTENTS[tool]
     recipe = packages.part(attn, "recipe")
     chosen = recipe.target_for(recipe.capability_of(torch.device("cuda")))
-    variants = {(unit_of(v), v["dtype"]): v for v in packages.plan(folder)["variants"]}
-    forces = any(map(is_exact, variants.values()))  # the op can then be told which kernel to run
+    forces = any(map(is_exact, plan["variants"]))
     calls, wrong = 0, []
-    for (unit, dtype), variant in variants.items():
-        library = launchers.get(unit)
-        if library is None:
-            continue
-        here = forces or variant["target"] == chosen
-        for problem in problems(variant["plan"]["br"], variant["plan"]["bc"]):
-            if not takes(variant, problem):
-                continue
-            with forced(ARCH_VARIABLE, unit if forces else ""):
-                found = list(faults(attn, problem, variant, library, here))
-            torch.cuda.synchronize()
-            calls += 1 + here
-            wrong += [f"{unit}/{dtype}, {problem.name}: {text}" for text in found]
-    for row in (row for row in packages.plan(folder).get("backward", []) if row["target"] == chosen):
-        for problem in problems(row["plan"]["br"], row["plan"]["bc"]):
-            found = list(guarded_backward.faults(attn, problem, row["dtype"]))
-            torch.cuda.synchronize()
-            calls += 4
-            wrong += [f"backward {chosen}/{row['dtype']}, {problem.name}: {text}" for text in found]
+    for step in steps(plan, chosen, launchers, extent):
+        if step.variant is None:
+            found = list(guarded_backward.faults(attn, step.problem, step.dtype, twice=extent.twice))
+        else:
+            with forced(ARCH_VARIABLE, step.unit if forces else ""):
+                found = list(faults(attn, step, launchers[step.unit], entry=extent.entry))
+        torch.cuda.synchronize()
+        calls += step.calls
+        wrong += [f"{step}: {text}" for text in found]
     for text in wrong:
         print(text)
     if wrong:
@@ -200,13 +267,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--launcher", action="append", required=True, metavar="TARGET=LIBRARY")
+    parser.add_argument("--tool", choices=list(EXTENTS), default="", help="The tool that watches; default: none.")
     asked = parser.parse_args()
     launchers = {}
     for word in asked.launcher:
         target, _, file = word.partition("=")
         launchers[target] = ctypes.CDLL(file)
     with torch.no_grad():
-        print(DONE, run(asked.folder, launchers))
+        print(DONE, run(asked.folder, launchers, asked.tool))
 
 
 if __name__ == "__main__":

@@ -36,3 +36,16 @@ def problems(br: int, bc: int) -> list[Problem]:
         Problem("strided", br + 2, bc + 2, b=2, hq=4, hkv=4, layout="bnhd"),
         Problem("few rows, many keys", 3, 512, hq=2, hkv=2),
     ]
+
+
+# Every branch of a kernel once: ragged rows and keys, heads that share K and V, each mask in whole and cut tiles, rows
+# without a key, key lengths of 0 and between, with and without a mask, no keys at all.
+COVERING = (
+    "ragged, one row and one key more, GQA", "causal, rows without a key", "key lengths", "key lengths, causal",
+    "no keys",
+)  # fmt: skip
+
+
+def covering(br: int, bc: int) -> list[Problem]:
+    """The problems of COVERING alone."""
+    return [problem for problem in problems(br, bc) if problem.name in COVERING]

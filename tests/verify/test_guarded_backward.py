@@ -18,6 +18,11 @@ def test_every_problem_passes_when_right(attn):
         assert not list(guarded_backward.faults(attn, problem, "float32", "cpu")), problem.name
 
 
+def test_one_call_per_form_is_enough_for_a_tool(attn):
+    problem = guarded_problems.problems(32, 16)[2]
+    assert not list(guarded_backward.faults(attn, problem, "float32", "cpu", twice=False))
+
+
 FAULTS = {
     "elements are NaN": lambda x, turn: x / 0 * 0,
     "two calls differ": lambda x, turn: x * turn,
