@@ -6,8 +6,9 @@ Parts that are timings, or counters that see all of the GPU, run first and each 
 gpu_commands.py that time something. Then at the same time the others: `certify` (every package of PACKAGES in
 gpu_packages.py, both dtypes), `certify_sm90a` (of HOPPER), `certify_backward` (of BACKWARD), `tests` and `tests_sm90a`
 (pytest -m gpu), `sanitize` and `sanitize_sm90a` (with planted faults), `calibrate`, `training`, `memory`. Without
---part it is those of USUAL. Each writes its file to the output folder when it ends, the certificates after every
-package: a session that is cut short keeps what it has.
+--part it is those of USUAL. Each writes its file to the output folder when it ends; the certificates after every
+package, the tests after every file of them, the sanitizers after every report, and what is not there yet does not hold:
+a session that is cut short keeps what it has.
 
 Holds always: `holds` of every result file is computed from its figures, and the command's exit code from them all.
 """
@@ -22,7 +23,7 @@ import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -30,7 +31,18 @@ from typing import Any
 
 from codegen.devices import DEVICES
 from codegen.errors import RequestError
-from verify import bench_cuda, bench_report, gpu_commands, io, kernel_hashes, machine, packages, peers, sanitize
+from verify import (
+    bench_cuda,
+    bench_report,
+    gpu_commands,
+    io,
+    kernel_hashes,
+    machine,
+    packages,
+    peers,
+    processes,
+    sanitize,
+)
 from verify import calibrate as probes
 from verify.bench import Cell, Timing, summary
 from verify.gpu_packages import (
@@ -47,7 +59,10 @@ from verify.gpu_packages import (
 )
 
 ROOT = Path(__file__).resolve().parents[1]
-CASES, BACKWARD_CASES = 56, 28  # per dtype
+CASES, BACKWARD_CASES = 56, 44  # per dtype
+
+SLOWEST_TESTS = ("test_gpu_autograd.py", "test_gpu_sm90a.py")
+TESTS_SAID = 6000  # characters that are kept of what a file of tests said that failed
 
 # Speed: 16384 tokens of hidden size 2048.
 TOKENS, HIDDEN = 16384, 2048
@@ -88,16 +103,10 @@ class Session:
         start = time.monotonic()
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         env = {**os.environ, "PYTHONPATH": path, **environment}
-        try:
-            done = subprocess.run(
-                [sys.executable, *words], cwd=ROOT, env=env, capture_output=True, text=True, errors="replace",
-                timeout=max(1.0, min(most, self.left)),
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as late:
-            said = late.stdout or b""
-            done = subprocess.CompletedProcess(
-                words, 124, said if isinstance(said, str) else said.decode(errors="replace"), "out of time"
-            )
+        limit = max(1.0, min(most, self.left))
+        done = processes.run([sys.executable, *words], seconds=limit, env=env, cwd=ROOT)
+        if done.returncode == processes.OUT_OF_TIME:
+            done.stderr += "out of time"
         self.say(f"{time.monotonic() - start:6.1f} s, exit {done.returncode}: {' '.join(words[:6])}")
         return done
 
@@ -242,25 +251,56 @@ def tests_sm90a(session: Session) -> None:
     _tests(session, "tests_sm90a", Path("tests/gpu/test_gpu_sm90a.py"))
 
 
+def files_of_tests(where: Path) -> list[Path]:
+    """The test files in a folder, or the one that `where` is; those of SLOWEST_TESTS first."""
+    found = [where] if where.suffix == ".py" else sorted(where.glob("test_*.py"))
+    return sorted(found, key=lambda file: (file.name not in SLOWEST_TESTS, file.name))
+
+
 def _tests(session: Session, part: str, where: Path) -> None:
+    """Run each file in a process of its own, side by side; the figures so far are kept whenever one ends."""
     if not (ROOT / where).exists():
         raise RequestError("gpu-session: the tests are not installed", "run it from a checkout")
-    with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch) / "junit.xml"
-        words = ["-m", "pytest", "-m", "gpu", "-q", str(where)]
-        done = session.command([*words, f"--junitxml={file}", "-p", "no:cacheprovider"], most=420.0)
-        rows = junit(file) if file.exists() else []
-    count = {state: sum(row["state"] == state for row in rows) for state in ("passed", "failed", "skipped")}
-    session.keep(part, {
+    files = files_of_tests(ROOT / where)
+    figures: dict[str, Any] = {
         "kind": "tests",
         "device": "cuda",
         "machine": machine.describe("cuda"),
         "command": f"python -m pytest -m gpu {where}",
-        "holds": done.returncode == 0 and count["passed"] > 0,
-        **count,
-        "tests": rows,
-        "output": "" if done.returncode == 0 else done.stdout[-12000:],
-    })  # fmt: skip
+        "holds": False,
+    }
+    ended: dict[Path, tuple[list[dict[str, Any]], str]] = {}  # its tests, and the end of what it said if it failed
+
+    def one(file: Path) -> tuple[list[dict[str, Any]], str]:
+        start, name = time.monotonic(), file.relative_to(ROOT).as_posix()
+        with tempfile.TemporaryDirectory() as scratch:
+            report = Path(scratch) / "junit.xml"
+            # -v: each test is a line of the output as soon as it ends, for a file whose time runs out.
+            words = ["-m", "pytest", "-m", "gpu", "-v", name, f"--junitxml={report}", "-p", "no:cacheprovider"]
+            done = session.command(words, most=session.left, OMP_NUM_THREADS="2", PYTHONUNBUFFERED="1")
+            rows = junit(report) if report.exists() else []
+        if done.returncode == 0 and rows:
+            return rows, ""
+        if all(row["state"] != "failed" for row in rows):  # stopped, or nothing to run: no test says so
+            rows.append({"test": name, "state": "failed", "seconds": round(time.monotonic() - start, 3)})
+        said = done.stdout[-TESTS_SAID:].rstrip()
+        return rows, f"{name}: exit {done.returncode}\n{said}\n{done.stderr[-2000:]}".rstrip()
+
+    with ThreadPoolExecutor(max(1, min(session.jobs, len(files)))) as pool:
+        running = {pool.submit(one, file): file for file in files}
+        for future in as_completed(running):
+            ended[running[future]] = future.result()
+            rows = [row for file in sorted(ended) for row in ended[file][0]]
+            count = {state: sum(row["state"] == state for row in rows) for state in ("passed", "failed", "skipped")}
+            failed = [ended[file][1] for file in sorted(ended) if ended[file][1]]
+            missing = [file.relative_to(ROOT).as_posix() for file in sorted(files) if file not in ended]
+            figures |= {
+                "holds": not missing and not failed and count["passed"] > 0,
+                **count,
+                "tests": rows,
+                "output": "\n\n".join(failed),
+            }
+            session.keep(part, figures | ({"missing": missing} if missing else {}))
 
 
 def junit(file: Path) -> list[dict[str, Any]]:
@@ -280,19 +320,21 @@ def junit(file: Path) -> list[dict[str, Any]]:
 
 def sanitizers(session: Session) -> None:
     """The four tools on every package of SANITIZED, and on the planted faults."""
-    jobs = max(1, session.jobs // 2)
-    limit = max(30.0, min(sanitize.TIMEOUT_S, session.left - 20))
-    session.keep("sanitize", sanitize.run(sanitized(), plant=True, jobs=jobs, timeout_s=limit))
+    _sanitizers(session, "sanitize", sanitized(), sanitize.FAULTS)
 
 
 def sanitizers_sm90a(session: Session) -> None:
     """The same for SANITIZED_HOPPER, with the faults of the wgmma kernel."""
-    folders = [request(words) for words in SANITIZED_HOPPER]
-    limit = max(30.0, min(sanitize.TIMEOUT_S, session.left - 20))
+    _sanitizers(session, "sanitize_sm90a", [request(words) for words in SANITIZED_HOPPER], sanitize.WGMMA_FAULTS)
+
+
+def _sanitizers(session: Session, part: str, folders: Sequence[Path], faults: Sequence[sanitize.Fault]) -> None:
+    """Keep the figures so far after every report; they do not hold before the last one."""
     figures = sanitize.run(
-        folders, plant=True, faults=sanitize.WGMMA_FAULTS, jobs=max(1, session.jobs // 2), timeout_s=limit
-    )
-    session.keep("sanitize_sm90a", figures)
+        folders, plant=True, faults=faults, jobs=session.jobs, seconds=session.left,
+        keep=lambda figures: session.keep(part, figures),
+    )  # fmt: skip
+    session.keep(part, figures)
 
 
 def calibrate(session: Session) -> None:

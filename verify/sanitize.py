@@ -9,6 +9,9 @@ bytes, no caching of memory, ragged, strided, causal and padded shapes.
 
 A clean report proves nothing unless the tool sees such faults in this kernel. So each planted fault is a change of
 the emitted text, sealed and built as a package of its own; a change that finds nothing to change is an error.
+
+Holds always: `holds` of the figures says that each of the four tools ran on each package, and on each fault where
+faults are planted, to its end and as it should. What was left out, by choice or for lack of time, is in `missing`.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,12 +33,14 @@ from rich.table import Table
 
 from codegen.errors import RequestError, ToolError
 from codegen.problem import Problem
-from verify import guarded, machine, mutants, packages
+from verify import guarded, machine, mutants, packages, processes
 from verify.mutate.mutant import Mutant
 from verify.progress import Step, silent
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-TIMEOUT_S = 240.0  # one tool on one package; racecheck is the slowest
+SLOWEST_FIRST = ("racecheck", "initcheck", "memcheck", "synccheck")
+TIMEOUT_S = 400.0  # one tool on one package
+LEAST_S = 5.0  # with less time left a tool is not started: it takes longer to attach
 # The end of what each tool says: all errors, then those left out for --print-limit; hazards, be they called errors or
 # warnings.
 _SUMMARY = re.compile(r"(?:ERROR SUMMARY|RACECHECK SUMMARY): (\d+) (?:error|hazard)")
@@ -134,11 +139,12 @@ def host(arch: str = "sm80") -> Problem:
     return packages.request(sram="163KB", d=64, dtypes=("bf16",), archs=(arch,), br=64, bc=32)
 
 
-def sanitizer(home: Path) -> str:
-    """The compute-sanitizer of PATH or of the CUDA toolkit in `home`.
+def sanitizer(folder: Path) -> str:
+    """The compute-sanitizer of PATH or of the CUDA toolkit that the package in `folder` is built with.
 
     Raises: RequestError when neither has one.
     """
+    home = packages.part(packages.load(folder), "toolchain").cuda_toolkit().home
     found = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=str(home / "bin"))
     if found is None:
         raise RequestError(
@@ -187,25 +193,19 @@ def build(folder: Path) -> dict[str, Path]:
 
 def examine(folder: Path, tool: str, *, fault: str | None = None, timeout_s: float = TIMEOUT_S) -> Report:
     """Run the guarded calls of the package in `folder` under `tool`."""
-    home = packages.part(packages.load(folder), "toolchain").cuda_toolkit().home
     words = [f"--launcher={target}={library}" for target, library in build(folder).items()]
-    command = [sanitizer(home), "--tool", tool, "--print-limit", "3"]
-    command += [sys.executable, "-m", "verify.guarded", str(folder), *words]
+    command = [sanitizer(folder), "--tool", tool, "--print-limit", "3"]
+    command += [sys.executable, "-m", "verify.guarded", str(folder), *words, "--tool", tool]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": path}
     start = time.monotonic()
-    try:
-        done = subprocess.run(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-            timeout=timeout_s,
-        )  # fmt: skip
-        text = done.stdout
-    except subprocess.TimeoutExpired as late:
-        said = late.stdout or b""
-        text = (said if isinstance(said, str) else said.decode(errors="replace")) + f"\nno end after {timeout_s:.0f} s"
+    done = processes.run(command, seconds=timeout_s, env=environment, merged=True)
+    text = done.stdout
+    if done.returncode == processes.OUT_OF_TIME:
+        text += f"\nno end after {timeout_s:.0f} s"
     errors, calls = read(text)
     report = Report(tool, folder.name, errors, calls, round(time.monotonic() - start, 1), "", fault)
-    clean = not report.errors and report.calls is not None
+    clean = report.errors == 0 and report.calls is not None
     return report if clean else Report(**{**vars(report), "text": shortened(text)})
 
 
@@ -223,6 +223,36 @@ def shortened(text: str, lines: int = 8) -> str:
     return "\n".join(said if len(said) <= 2 * lines else [*said[:lines], "...", *said[-lines:]])
 
 
+@dataclass(frozen=True)
+class Job:
+    """One tool on one package; `fault`: the name of the one that is planted in it."""
+
+    folder: Path
+    tool: str
+    fault: str | None = None
+
+    def describe(self) -> dict[str, Any]:
+        return {"tool": self.tool, "package": self.folder.name, "fault": self.fault}
+
+
+def jobs_of(
+    folders: Sequence[Path], *, tools: Sequence[str] = TOOLS, plant: bool = False, faults: Sequence[Fault] = FAULTS
+) -> list[Job]:
+    """What `tools` have to do, as the figures list it: tool by tool, then the faults."""
+    made = [Job(folder, tool) for tool in tools for folder in folders]
+    return made + [Job(f.package(), f.tool, f.mutant.name) for f in faults if plant and f.tool in tools]
+
+
+def by_duration(jobs: Sequence[Job]) -> list[Job]:
+    """The slowest tool first, in it the packages of many columns; the faults, in a small package, fill the gaps."""
+
+    def width(job: Job) -> int:
+        asked = packages.plan(job.folder)["request"]
+        return int(asked["d"]) + int(asked["dv"])
+
+    return sorted(jobs, key=lambda job: (job.fault is not None, SLOWEST_FIRST.index(job.tool), -width(job)))
+
+
 def run(
     folders: Sequence[Path],
     *,
@@ -231,40 +261,67 @@ def run(
     faults: Sequence[Fault] = FAULTS,
     jobs: int = 4,
     timeout_s: float = TIMEOUT_S,
+    seconds: float = float("inf"),
+    keep: Callable[[dict[str, Any]], None] = lambda figures: None,
     step: Step = silent,
 ) -> dict[str, Any]:
     """Every tool on every package, and with `plant` each tool on those of `faults` that it must find; `jobs` at a time.
 
+    Args:
+        timeout_s: for one tool on one package.
+        seconds: for all of it, builds included; a tool that has not ended by then is stopped, and none is started.
+        keep: called with the figures so far after every report.
     Raises: RequestError without a GPU or without compute-sanitizer; what building raises.
     """
     import torch
 
+    deadline = time.monotonic() + seconds
     if not torch.cuda.is_available():
         raise RequestError("sanitize: torch sees no CUDA device here", "run it on a machine with an NVIDIA GPU")
-    work: list[tuple[Path, str, str | None]] = [(folder, tool, None) for tool in tools for folder in folders]
-    if plant:
-        work += [(f.package(), f.tool, f.mutant.name) for f in faults if f.tool in tools]
-    home = packages.part(packages.load(work[0][0]), "toolchain").cuda_toolkit().home
-    sanitizer(home)
+    everything = jobs_of(folders, plant=plant, faults=faults)
+    work = [job for job in everything if job.tool in tools]
+    sanitizer(work[0].folder)
+    about = machine.describe("cuda")
+    done: dict[Job, Report] = {}
 
-    def one(job: tuple[Path, str, str | None]) -> Report:
-        folder, tool, fault = job
-        report = examine(folder, tool, fault=fault, timeout_s=timeout_s)
-        step(note=f"{tool} {fault or folder.name}")
-        return report
+    def one(job: Job) -> Report | None:
+        left = deadline - time.monotonic()
+        if left < LEAST_S:
+            return None
+        return examine(job.folder, job.tool, fault=job.fault, timeout_s=min(timeout_s, left))
 
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(build, dict.fromkeys(folder for folder, _, _ in work)))
-        reports = list(pool.map(one, work))
+        list(pool.map(build, dict.fromkeys(job.folder for job in work)))
+        running = {pool.submit(one, job): job for job in by_duration(work)}
+        for future in as_completed(running):
+            job, report = running[future], future.result()
+            if report is not None:
+                done[job] = report
+                step(note=f"{job.tool} {job.fault or job.folder.name}")
+                keep(figures_of(everything, done, about))
+    return figures_of(everything, done, about)
+
+
+def figures_of(everything: Sequence[Job], done: dict[Job, Report], about: dict[str, Any]) -> dict[str, Any]:
+    """What the reports so far say of all that has to be run."""
+    rows = [done[job].describe() for job in everything if job in done]
+    missing = [job.describe() for job in everything if job not in done]
     return {
         "kind": "sanitize",
         "device": "cuda",
-        "machine": machine.describe("cuda"),
-        "environment": "PYTORCH_NO_CUDA_MEMORY_CACHING=1; outputs filled with NaN and between guard bytes",
-        "clean": [r.describe() for r in reports if r.fault is None],
-        "planted": [r.describe() for r in reports if r.fault is not None],
-        "holds": all(r.holds for r in reports),
+        "machine": about,
+        "environment": "PYTORCH_NO_CUDA_MEMORY_CACHING=1; memcheck: outputs filled with NaN and between guard bytes",
+        "clean": [row for row in rows if row["fault"] is None],
+        "planted": [row for row in rows if row["fault"] is not None],
+        "missing": missing,
+        "holds": bool(rows) and not missing and all(row["holds"] for row in rows),
     }
+
+
+def did_as_asked(figures: dict[str, Any], tools: Sequence[str]) -> bool:
+    """Whether all holds of what `tools` had to do: what a run of some tools can say, where `holds` needs all four."""
+    rows = [row for row in (*figures["clean"], *figures["planted"]) if row["tool"] in tools]
+    return bool(rows) and all(row["holds"] for row in rows) and not any(m["tool"] in tools for m in figures["missing"])
 
 
 def table(figures: dict[str, Any]) -> Table:
@@ -277,4 +334,6 @@ def table(figures: dict[str, Any]) -> Table:
         verdict = good if row["holds"] else "[red]does not hold[/]"
         cells = (row["tool"], f"planted: {row['fault']}" if row["fault"] else row["package"])
         made.add_row(*cells, *(str(row[x]) for x in ("calls", "errors", "seconds")), verdict)
+    for row in figures["missing"]:
+        made.add_row(row["tool"], f"planted: {row['fault']}" if row["fault"] else row["package"], "", "", "", "not run")
     return made

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +12,16 @@ from click.testing import CliRunner
 
 from codegen import lint
 from codegen import package as rendered
-from verify import entry_points, gpu_packages, gpu_session, guarded_problems, kernel_hashes, packages, sanitize
+from verify import (
+    entry_points,
+    gpu_packages,
+    gpu_session,
+    guarded,
+    guarded_problems,
+    kernel_hashes,
+    packages,
+    sanitize,
+)
 from verify.__main__ import main
 from verify.cases import CAUSAL
 
@@ -100,6 +111,130 @@ def test_the_guarded_problems_have_an_edge_in_every_loop():
         assert any(p.nq > p.nk > 0 and p.causal == "bottom_right" for p in made)
         for p in made:
             assert p.lengths is None or (len(p.lengths) == p.b and all(0 <= n <= p.nk for n in p.lengths))
+
+
+def test_the_covering_problems_have_every_branch():
+    for br, bc in ((16, 16), (32, 128), (128, 64), (16, 304)):
+        made = guarded_problems.covering(br, bc)
+        assert len(made) == len(guarded_problems.COVERING) < len(guarded_problems.problems(br, bc))
+        for causal in (False, True):
+            some = [p for p in made if (p.causal != "none") == causal]
+            assert any(p.nq % br and p.nk % bc for p in some) and any(p.lengths for p in some)
+        assert any(p.hq > p.hkv for p in made) and any(p.nk == 0 for p in made)
+        assert any(p.nq > br and p.nk >= 2 * bc for p in made)  # whole tiles beside the cut ones
+        assert any(p.lengths and 0 in p.lengths for p in made)
+        assert any(p.nq > p.nk > 0 and p.causal == "bottom_right" for p in made)
+
+
+def watched(tool):
+    """(package, unit, dtype, pass) -> the steps that `tool` watches, in all packages of a session."""
+    found = {}
+    for folder in gpu_packages.sanitized():
+        plan = packages.plan(folder)
+        for step in guarded.steps(plan, "sm80", ["sm80"], guarded.EXTENTS[tool]):
+            found.setdefault((folder, step.unit, step.dtype, step.variant is None), []).append(step)
+    return found
+
+
+def test_every_kernel_and_branch_runs_under_every_tool():
+    assert set(guarded.EXTENTS) == {"", *sanitize.TOOLS}
+    whole, calls = watched(""), {}
+    assert len(whole) == 8 * 2 * 2
+    for tool in guarded.EXTENTS:
+        made = watched(tool)
+        assert set(made) == set(whole)
+        for steps in made.values():
+            names = {step.problem.name for step in steps}
+            assert names >= set(guarded_problems.COVERING) and len(names) == len(steps)
+        for folder in gpu_packages.sanitized():
+            for backward in (False, True):  # in one of the dtypes: all of them
+                of_all = [{s.problem.name for s in made[key]} for key in made if (key[0], key[3]) == (folder, backward)]
+                assert max(map(len, of_all)) == len(guarded_problems.problems(16, 16))
+        calls[tool] = sum(step.calls for steps in made.values() for step in steps)
+    sparing = 8 * (12 + 5) * (1 + 2)
+    assert calls == {
+        "": 8 * 2 * 12 * (2 + 4), "memcheck": 8 * 2 * 12 * (2 + 2),
+        "racecheck": sparing, "initcheck": sparing, "synccheck": sparing,
+    }  # fmt: skip
+
+
+def test_without_an_op_that_runs_the_kernel_its_entry_point_does():
+    plan = packages.plan(packages.emit(sanitize.host()))
+    steps = list(guarded.steps(plan, "sm90a", ["sm80"], guarded.SPARING))
+    assert steps and not any(step.here for step in steps) and {step.calls for step in steps} == {1}
+    assert all(step.variant for step in steps)
+
+
+@pytest.fixture
+def fake(monkeypatch, tmp_path):
+    """Fakes what needs a GPU: `fake.said` is what a tool says of (tool, fault), `fake.seen` what was run, in order."""
+    made = SimpleNamespace(said={}, seen=[], folders=[])
+    for name, d in (("narrow", 64), ("wide", 256)):
+        folder = tmp_path / name
+        folder.mkdir()
+        made.folders.append(folder)
+        (folder / "plan.json").write_text(json.dumps({"request": {"d": d, "dv": d}}))
+    monkeypatch.setattr(sanitize.packages, "plan", lambda folder: json.loads((folder / "plan.json").read_text()))
+    monkeypatch.setattr(sanitize.Fault, "package", lambda fault: made.folders[0])
+    monkeypatch.setattr(sanitize, "sanitizer", lambda folder: "compute-sanitizer")
+    monkeypatch.setattr(sanitize, "build", lambda folder: {})
+    monkeypatch.setattr(sanitize.machine, "describe", lambda device: {"gpu": {"model": "none"}})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+    def examine(folder, tool, *, fault, timeout_s):
+        made.seen.append((tool, folder.name, fault, timeout_s))
+        errors = made.said.get((tool, fault), 1 if fault else 0)
+        return sanitize.Report(tool, folder.name, errors, 24, 1.0, "", fault)
+
+    monkeypatch.setattr(sanitize, "examine", examine)
+    return made
+
+
+def test_the_slowest_tool_starts_first_and_every_report_is_kept(fake):
+    kept = []
+    figures = sanitize.run(fake.folders, plant=True, jobs=1, timeout_s=50.0, keep=kept.append)
+    assert [tool for tool, _, fault, _ in fake.seen if not fault][::2] == list(sanitize.SLOWEST_FIRST)
+    assert [name for _, name, fault, _ in fake.seen if not fault] == ["wide", "narrow"] * 4
+    assert [bool(fault) for _, _, fault, _ in fake.seen] == [False] * 8 + [True] * 7
+    assert {limit for *_, limit in fake.seen} == {50.0}
+    assert figures["holds"] and not figures["missing"] and sanitize.did_as_asked(figures, sanitize.TOOLS)
+    assert [len(one["clean"]) + len(one["planted"]) for one in kept] == list(range(1, 16))
+    assert [len(one["missing"]) for one in kept] == list(range(14, -1, -1))
+    assert [one["holds"] for one in kept] == [False] * 14 + [True]
+    assert [row["tool"] for row in figures["clean"]][::2] == list(sanitize.TOOLS)
+    assert sanitize.table(kept[3]).row_count == sanitize.table(figures).row_count == 15
+
+
+@pytest.mark.parametrize("bad", [("racecheck", None), ("synccheck", "divergent_barrier")])
+@pytest.mark.parametrize("errors", ["wrong", None])
+def test_one_report_that_does_not_hold_is_enough(fake, bad, errors):
+    fake.said[bad] = errors if errors is None else int(bad[1] is None)
+    figures = sanitize.run(fake.folders, plant=True, jobs=2)
+    assert not figures["holds"] and not figures["missing"]
+    assert not sanitize.did_as_asked(figures, sanitize.TOOLS)
+    assert sanitize.did_as_asked(figures, [tool for tool in sanitize.TOOLS if tool != bad[0]])
+
+
+def test_what_was_left_out_does_not_hold(fake):
+    some = sanitize.run(fake.folders, tools=("memcheck",), jobs=2)
+    assert not some["holds"] and sanitize.did_as_asked(some, ("memcheck",)) and len(some["missing"]) == 6
+    late = sanitize.run(fake.folders, plant=True, jobs=2, seconds=1.0)
+    assert not late["holds"] and not late["clean"] and len(late["missing"]) == 15
+    assert not sanitize.did_as_asked(late, sanitize.TOOLS) and not sanitize.did_as_asked(late, ("memcheck",))
+    fake.seen.clear()
+    sanitize.run(fake.folders, jobs=2, seconds=30.0)
+    assert all(0 < limit <= 30.0 for *_, limit in fake.seen)
+
+
+def test_a_tool_that_does_not_end_is_stopped_and_does_not_hold(monkeypatch, tmp_path):
+    """With all that it started: the calls under a tool are a process of their own, and hold its pipe."""
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(f"#!/bin/sh\necho '{guarded.DONE} 24'\nsleep 300 &\nwait\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(sanitize, "sanitizer", lambda folder: str(tool))
+    monkeypatch.setattr(sanitize, "build", lambda folder: {"sm80": tmp_path / "library.so"})
+    report = sanitize.examine(tmp_path, "racecheck", timeout_s=1.0)
+    assert not report.holds and report.errors is None and "no end after 1 s" in report.text
 
 
 def test_every_package_of_the_session_is_legal_and_its_tile_is_what_was_asked():

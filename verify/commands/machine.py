@@ -90,7 +90,8 @@ def sanitize(
     for row in (*figures["clean"], *figures["planted"]):
         if not row["holds"]:
             click.echo(f"{row['tool']} on {row['fault'] or row['package']}:\n{row['text']}", err=True)
-    finish(figures, as_json, out, lambda c: c.print(tool.table(figures)), figures["holds"])
+    done = tool.did_as_asked(figures, tools or tool.TOOLS)
+    finish(figures, as_json, out, lambda c: c.print(tool.table(figures)), done)
 
 
 @click.command("gpu-session")
