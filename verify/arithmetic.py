@@ -234,12 +234,13 @@ _TENSOR: dict[str, Any] = {
     "log_tiny": 2.0**-22,
     "log_error": 2.0**-22,
 }
-# torch's attention on x86-64, a peer of the benchmark. Sources: pytorch, aten/src/ATen/native/cpu/FlashAttentionKernel.cpp
-# (cpu_flash_attention) and native/CPUBlas.cpp; cpu/vec/vec512/vec512_float.h as torch 2.14 installs it. The BLAS library
-# sums products in the working format in an order that it chooses: "muladd" counts the longest path of any order. AMX,
-# where the library takes it, flushes. S is multiplied by the rounded scale. l is a sum of the weights before they are
-# rounded to 16 bits, O one of those after: the roundings of P do not cancel in O / l. O and l stay in the working format
-# between blocks of keys. exp(s - m) takes a rounded log2 e or ln 2, and rounds the argument's product and its remainder.
+# torch's attention on x86-64, a peer of the benchmark. Sources: pytorch,
+# aten/src/ATen/native/cpu/FlashAttentionKernel.cpp (cpu_flash_attention) and native/CPUBlas.cpp;
+# cpu/vec/vec512/vec512_float.h as torch 2.14 installs it. The BLAS library sums products in the working format in an
+# order that it chooses: "muladd" counts the longest path of any order. AMX, where the library takes it, flushes. S is
+# multiplied by the rounded scale. l is a sum of the weights before they are rounded to 16 bits, O one of those after:
+# the roundings of P do not cancel in O / l. O and l stay in the working format between blocks of keys. exp(s - m) takes
+# a rounded log2 e or ln 2, and rounds the argument's product and its remainder.
 _TORCH: dict[str, Any] = {
     "product": "muladd",
     "score_roundings": 1,
