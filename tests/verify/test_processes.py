@@ -17,6 +17,12 @@ def test_a_command_that_ends_is_as_subprocess_has_it():
 
 def test_a_child_that_holds_the_pipe_is_stopped_too():
     start = time.monotonic()
-    done = processes.run(["sh", "-c", "echo said; sleep 300 & sleep 300"], seconds=1)
-    assert time.monotonic() - start < 100
+    done = processes.run(["sh", "-c", "echo said; sh -c 'sleep 300; true' & sleep 300; true"], seconds=1)
+    assert time.monotonic() - start < processes.CLOSING_S
+    assert (done.returncode, done.stdout) == (processes.OUT_OF_TIME, "said\n")
+
+
+def test_an_orphan_that_holds_the_pipe_does_not_hold_the_caller(monkeypatch):
+    monkeypatch.setattr(processes, "CLOSING_S", 1.0)
+    done = processes.run(["sh", "-c", "(sleep 20 &) ; echo said; sleep 300"], seconds=1)
     assert (done.returncode, done.stdout) == (processes.OUT_OF_TIME, "said\n")
