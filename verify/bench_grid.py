@@ -111,14 +111,16 @@ Modules = dict[Width, dict[str, ModuleType]]  # by widths, then by label
 def load(grid: Grid) -> Modules:
     """The packages to time: those named, or one per width, target and tile.
 
-    Raises: RequestError, PlanError as the generator.
+    Raises: RequestError for a named package without kernels for what is to be timed; otherwise as the generator.
     """
     found: Modules = {}
     for name in grid.packages:
         folder = packages.find(name)
         if grid.backward:
             bench_backward.require(folder, "cuda")
-        asked = packages.plan(folder)["request"]
+        plan = packages.plan(folder)
+        devices.require_dtypes(plan, "cuda", grid.dtypes)
+        asked = plan["request"]
         found.setdefault((asked["d"], asked["dv"]), {})[folder.name] = packages.load(folder)
     if grid.packages:
         return found

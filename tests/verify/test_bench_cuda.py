@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from codegen.errors import CheckFailed
+from codegen.errors import CheckFailed, RequestError
 from verify import (
     bench,
     bench_cuda,
@@ -260,6 +260,18 @@ def test_a_whole_run_keeps_what_it_has_and_names_what_failed(stand_in_gpu, right
     assert "no host overhead at d=32: RuntimeError: no compiler" in said
     late = bench_grid.run(dataclasses.replace(asked, seconds=-1.0))
     assert late["cells"] == [] and len(late["left_out"]) == 4
+
+
+def test_a_dtype_without_a_kernel_is_refused_before_anything_is_loaded(monkeypatch):
+    folder = packages.emit(d=32, dtypes=("bf16",), archs=("sm80",))
+    loaded = []
+    monkeypatch.setattr(packages, "load", loaded.append)
+    for dtypes in (("fp16",), ("bf16", "fp16")):
+        with pytest.raises(RequestError, match=r"--dtype fp16: .* has no such kernel for --device cuda") as caught:
+            bench_grid.load(Grid(packages=(str(folder),), dtypes=dtypes))
+        assert "its dtypes: bf16" in str(caught.value) and loaded == []
+    bench_grid.load(Grid(packages=(str(folder),)))
+    assert loaded == [folder]
 
 
 def timing(**changes):
