@@ -18,6 +18,7 @@ MOST_KEYS = 192  # accumulators of key_tiles; where a warp has all rows of its k
 MOST_KEYS_OF_ALL_ROWS = 160  # P and dS of twice as many rows are operands at the same time
 MOST_QUERY = 192  # and of query_tiles
 FEW_KEYS, FEW_QUERY = 160, 176  # up to here four steps are unrolled, beyond it two
+FEW_QUERY_OF_32_ROWS = 160  # a step has operands of twice as many rows: 128 x 48 at d=80 spilled 4 bytes with 176
 
 # (d, dv, Br, Bc), padded widths: larger tiles that hold with four steps.
 FOUR_STEPS_KEYS = {(128, 128, 64, 128)}
@@ -37,6 +38,11 @@ class Tile(Protocol):
     def bc(self) -> int: ...
     @property
     def accumulators(self) -> int: ...
+
+
+class QueryTile(Tile, Protocol):
+    @property
+    def row_tiles(self) -> int: ...
 
 
 class KeyTile(Tile, Protocol):
@@ -64,9 +70,9 @@ def key_steps(tile: KeyTile) -> int:
     return _steps(tile, FEW_KEYS, FOUR_STEPS_KEYS)
 
 
-def query_steps(tile: Tile) -> int:
+def query_steps(tile: QueryTile) -> int:
     """k16 steps of S and dP to unroll in `query_tiles`."""
-    return _steps(tile, FEW_QUERY, FOUR_STEPS_QUERY)
+    return _steps(tile, FEW_QUERY if tile.row_tiles == 1 else FEW_QUERY_OF_32_ROWS, FOUR_STEPS_QUERY)
 
 
 def _steps(tile: Tile, few: int, compiled: set[tuple[int, int, int, int]]) -> int:

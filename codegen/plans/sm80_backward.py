@@ -10,7 +10,12 @@ ldmatrix.x4 takes 4 of its shared memory, so that one fetched operand must serve
 keys rather than 16, and P^T and dS^T stay in the registers of the warp that made them, for its own share of the rows.
 Every tile shape that holds in registers (`registers_sm80_backward`) and fits in min(--sram, shared memory of a block)
 is scored by `KeyTiles.clocks` and `QueryTiles.clocks`, clocks of one multiprocessor per pair of row and key, and the
-cheapest is taken. --br and --bc are the forward kernel's.
+cheapest is taken; of tiles of `query_tiles` that the score cannot tell apart, the largest. --br and --bc are the
+forward kernel's.
+
+In `query_tiles` a barrier per step keeps the warps of a block together: they wait for a tile, for the first operands
+and between the products all at once, and the units rest. A second block on the multiprocessor works meanwhile, so that
+two blocks of 4 warps beat one of 8 although they load K and V twice as often (`STEP_WAIT`).
 """
 
 from __future__ import annotations
@@ -43,7 +48,13 @@ PRODUCT, FETCH, LINE_BYTES, BARRIER = 2, 4, 128, 60
 LOADED_BYTES = 28  # per clock, from L2: 5.5 TB/s over the 132 multiprocessors of an H200 at 1.5 GHz
 # Per clock, of dQ added to L2: 30 GB/s at 1.5 GHz, an H200 in flash-attention's pull requests 2888 and 2889.
 REDUCED_BYTES = 20
-BUSY_WARPS = 8  # fewer than these do not fill a multiprocessor
+# Fewer do not fill a multiprocessor; more do not fit, at up to 255 of a thread's registers: 8 warps take all 65,536.
+BUSY_WARPS = 8
+# Clocks of a step of query_tiles in which a block alone leaves the units idle, whatever for; three times as many with
+# one stage, whose loads nothing hides. Fitted to 16 tiles timed on an H200 (tests/sm80/query_tiles_h200.json), with the
+# time of each shape's backward pass as a line in `QueryTiles.clocks`. The part that grows with the clocks is then met
+# to 6% at d=64 and 4% at d=128 (root mean square): clocks that differ by less do not tell which tile is faster.
+STEP_WAIT, FIT_ERROR = 1300, 0.05
 
 
 def _blocks(columns: int) -> int:
@@ -195,7 +206,8 @@ class KeyTiles(Widths):
             loaded / LOADED_BYTES + 4 * self.br * self.d_padded / REDUCED_BYTES,
         )
         waits = BARRIER * (2 if self.stages > 1 else 4)
-        return _per_pair(times, waits, self.br * self.bc, self.warps, self.bytes, smem_per_sm_bytes)
+        blocks = _resident(self.warps, self.bytes, smem_per_sm_bytes)
+        return _per_pair(_busy(times) + waits / blocks, self.br * self.bc, self.warps, blocks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,24 +260,32 @@ class QueryTiles(Widths):
         return sum(region.bytes for region in self.layout)
 
     def clocks(self, smem_per_sm_bytes: int) -> float:
-        """As KeyTiles.clocks, by the traffic of one tile of keys."""
+        """As KeyTiles.clocks, by the traffic of one tile of keys. What a block waits for, the others hide."""
         d, dv, keys = _blocks(self.d_padded), _blocks(self.dv_padded), _blocks(self.bc)
         products = 2 * self.row_tiles * keys * (2 * d + dv)
         fetches = (self.row_tiles + keys) * (d + dv) + keys * d
         loaded = self.k_bytes + self.v_bytes
         shared = self.warps * FETCH * fetches + loaded / LINE_BYTES
         times = self.warps * PRODUCT * products, shared, loaded / LOADED_BYTES
-        waits = BARRIER * (1 if self.stages > 1 else 3)
-        return _per_pair(times, waits, self.br * self.bc, self.warps, self.bytes, smem_per_sm_bytes)
+        busy, waits = _busy(times), STEP_WAIT * (1 if self.stages > 1 else 3)
+        blocks = _resident(self.warps, self.bytes, smem_per_sm_bytes)
+        idle = max(0.0, waits - (blocks - 1) * busy)  # while each of the blocks makes one step
+        return _per_pair(busy + idle / blocks, self.br * self.bc, self.warps, blocks)
 
 
-def _per_pair(
-    times: tuple[float, ...], waits: int, pairs: int, warps: int, block_bytes: int, smem_per_sm_bytes: int
-) -> float:
-    """The units work side by side, though never perfectly: the slowest, and a quarter of the others."""
-    blocks = max(1, min(BUSY_WARPS // warps, smem_per_sm_bytes // (block_bytes + 1024)))
-    busy = max(times) + sum(times) / 4 + waits / blocks
-    return busy / pairs * max(1.0, BUSY_WARPS / (blocks * warps))
+def _resident(warps: int, block_bytes: int, smem_per_sm_bytes: int) -> int:
+    """Blocks that share a multiprocessor; the system keeps 1 KB of shared memory for each."""
+    return max(1, min(BUSY_WARPS // warps, smem_per_sm_bytes // (block_bytes + 1024)))
+
+
+def _busy(times: tuple[float, ...]) -> float:
+    """The units work side by side, though never perfectly: the slowest, and a quarter of all."""
+    return max(times) + sum(times) / 4
+
+
+def _per_pair(clocks: float, pairs: int, warps: int, blocks: int) -> float:
+    """Clocks of a block's step, per pair, and more where the resident warps are too few."""
+    return clocks / pairs * max(1.0, BUSY_WARPS / (blocks * warps))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,15 +364,29 @@ def _query_candidates(d: int, dv: int) -> Iterator[QueryTiles]:
                     )
 
 
+def _cost(tile: KeyTiles | QueryTiles, smem_per_sm_bytes: int) -> tuple[bool, float]:
+    return tile.warps < FEW_WARPS, tile.clocks(smem_per_sm_bytes)
+
+
 @lru_cache(maxsize=64)
 def _ranked(d: int, dv: int, smem_per_sm_bytes: int) -> tuple[tuple[KeyTiles, ...], tuple[QueryTiles, ...]]:
     """Every tile of both kernels, the cheapest first, those of few warps behind all others."""
 
     def cost(tile: KeyTiles | QueryTiles) -> tuple[bool, float]:
-        return tile.warps < FEW_WARPS, tile.clocks(smem_per_sm_bytes)
+        return _cost(tile, smem_per_sm_bytes)
 
     keys, query = sorted(_key_candidates(d, dv), key=cost), sorted(_query_candidates(d, dv), key=cost)
     return tuple(keys), tuple(query)
+
+
+def _choose_query(all_query: Sequence[QueryTiles], limit: int, smem_per_sm_bytes: int) -> QueryTiles | None:
+    """Of the legal tiles as cheap as the cheapest but for FIT_ERROR, the one of fewest steps."""
+    legal = [tile for tile in all_query if _why_not_query(tile, limit) is None]
+    if not legal:
+        return None
+    few, least = _cost(legal[0], smem_per_sm_bytes)
+    enough = (few, least * (1 + FIT_ERROR))
+    return max((t for t in legal if _cost(t, smem_per_sm_bytes) <= enough), key=lambda tile: tile.br * tile.bc)
 
 
 def plan_backward(
@@ -374,7 +408,7 @@ def plan_backward(
             rejected.setdefault((tile.br, tile.bc), Rejection(br=tile.br, bc=tile.bc, why=why))
     else:
         raise _nothing_fits(problem, limit, all_keys, all_query)
-    query = next((tile for tile in all_query if _why_not_query(tile, limit) is None), None)
+    query = _choose_query(all_query, limit, device.smem_per_sm_bytes)
     if query is None:
         raise _nothing_fits(problem, limit, all_keys, all_query)
     paper = tile_rule.rule(tile_rule.elements(problem.sram_bytes, ITEMSIZE), problem.d, problem.dv)

@@ -1,5 +1,6 @@
 """Plans of the mma.sync backward kernels: legal at every width and budget, told with reasons, inside ptxas's sweep."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ from codegen.devices import DEVICES
 from codegen.errors import PlanError
 from codegen.plans import registers_sm80_backward as registers
 from codegen.plans import sm80_backward
+from codegen.plans.sm80_backward import QueryTiles
 from tests.sm80 import backward_units as units
 from tests.sm80 import sweep_backward_registers as sweep
 from verify import ptxas
@@ -18,6 +20,7 @@ from verify.ptxas_backward import shared_memory, text_of
 
 BUDGETS = [("sm80", 192), ("sm80", 64), ("sm86", 192), ("sm90", 227), ("sm120", 99)]
 TABLE = Path(registers.__file__).with_suffix(".json")
+MEASURED = Path(__file__).with_name("query_tiles_h200.json")
 
 
 def planned(d, dv=None, *, arch="sm80", kb=192):
@@ -51,7 +54,54 @@ def test_the_tiles_for_an_a100_are_the_ones_that_were_weighed():
     assert {d: (p.br, p.bc, p.keys.warps, p.keys.row_warps, p.keys.stages) for d, p in found.items()} == {
         64: (128, 128, 8, 2, 2), 128: (64, 128, 8, 2, 2), 256: (64, 64, 8, 4, 1),
     }  # fmt: skip
-    assert {d: (p.query.br, p.query.bc) for d, p in found.items()} == {64: (256, 64), 128: (256, 32), 256: (128, 32)}
+    assert {d: (p.query.br, p.query.bc, p.query.warps, p.query.stages) for d, p in found.items()} == {
+        64: (128, 64, 4, 2), 128: (256, 32, 8, 2), 256: (128, 32, 8, 1),
+    }  # fmt: skip
+
+
+def measured(d):
+    """Tiles of query_tiles timed on an H200 and the deterministic speed with each over the default, four shapes."""
+    table = json.loads(MEASURED.read_text())
+    rows = [dict(zip(table["fields"], row, strict=True)) for row in table["rows"]]
+    return {
+        QueryTiles(d=d, dv=d, br=16 * r["row_tiles"] * r["warps"], **{n: r[n] for n in ("bc", "row_tiles", "stages")}):
+        r["ratios"] for r in rows if r["d"] == d
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_the_clocks_of_query_tiles_order_what_was_timed(d):
+    """Every pair whose speed differs by 2% or more; the last 2% are not told apart."""
+    smem, compared = DEVICES["sm90"].smem_per_sm_bytes, 0
+    for (one, fast), (two, slow) in itertools.permutations(measured(d).items(), 2):
+        for a, b in zip(fast, slow, strict=True):
+            if a > 1.02 * b:
+                compared += 1
+                assert one.clocks(smem) < two.clocks(smem), (one, two, a, b)
+    assert compared >= 70
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_the_plan_on_an_h200_is_the_fastest_that_was_timed(d):
+    ratios = measured(d)
+    chosen = ratios[planned(d, arch="sm90", kb=227)[0].query]
+    for others in ratios.values():
+        assert all(mine > 0.998 * other for mine, other in zip(chosen, others, strict=True))
+
+
+def test_two_blocks_count_only_where_both_fit():
+    """In shared memory, with the system's 1 KB each, and at 255 registers of each of their threads."""
+    tile = QueryTiles(d=128, dv=128, br=128, bc=32, row_tiles=2, stages=2)
+    both = 2 * (tile.bytes + 1024)
+    assert tile.warps == 4 and tile.clocks(both - 1) > 2 * tile.clocks(both)
+    assert DEVICES["sm80"].smem_per_sm_bytes < both <= DEVICES["sm90"].smem_per_sm_bytes
+    assert planned(128)[0].query.warps == 8 and planned(128, arch="sm90")[0].query == tile
+    for arch, kb in BUDGETS:
+        assert DEVICES[arch].registers_per_sm == 32 * sm80_backward.BUSY_WARPS * (registers.PER_THREAD + 1)
+        for d in range(16, 129, 16):  # wider, and a single block of 4 warps may be all that fits
+            query = planned(d, arch=arch, kb=kb)[0].query
+            needed = sm80_backward.BUSY_WARPS // query.warps * (query.bytes + 1024)
+            assert needed <= DEVICES[arch].smem_per_sm_bytes
 
 
 def test_a_budget_that_nothing_fits_says_what_would():
