@@ -58,6 +58,7 @@ class Setting:
     steps: int = 200
     compared: int = 50  # the steps that "close" looks at; "repeat" runs no further
     seeds: int = 5
+    first_seed: int = 0
     rate: float = 5e-4  # of AdamW, after a linear start
     warmup: int = 100
     held_out: int = 32  # windows from the end of the text, for the final loss
@@ -230,7 +231,7 @@ def condition(attn: ModuleType, text: Text, setting: Setting, dtype: str, *, ste
     )
     losses: dict[str, list[list[float]]] = {arm: [] for arm in arms}
     final: dict[str, list[float]] = {arm: [] for arm in arms if arm != "repeat"}
-    for seed in range(setting.seeds):
+    for seed in range(setting.first_seed, setting.first_seed + setting.seeds):
         for arm, attend in arms.items():
             steps = setting.compared if arm == "repeat" else setting.steps
             seen, end = train(attend, text, setting, dtype=dtype, seed=seed, steps=steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -142,12 +143,18 @@ def test_a_dtype_that_no_network_is_trained_in_exits_2():
     assert done.exit_code == 2 and "try --dtype float32, bf16 or fp16" in done.output
 
 
+def test_seeds_without_training_are_refused():
+    done = CliRunner().invoke(main, ["real", "--seed", "3"])
+    assert done.exit_code == 2 and "only --training draws from seeds" in done.output
+
+
 def test_the_command_writes_what_the_decisions_were_made_from(small_package, monkeypatch, tmp_path):
     tiny = training.Setting(size=SMALL.size, steps=12, compared=5, seeds=2, held_out=4)
-    monkeypatch.setattr(training, "Setting", lambda: tiny)
+    monkeypatch.setattr(training, "Setting", lambda **words: replace(tiny, **words))
     out = tmp_path / "training.json"
-    done = CliRunner().invoke(main, ["real", "--training", "--dtype", "float32", "--out", str(out)])
+    done = CliRunner().invoke(main, ["real", "--training", "--dtype", "float32", "--seed", "3", "--out", str(out)])
     stated = json.loads(out.read_text())
+    assert stated["setting"]["first_seed"] == 3
     assert done.exit_code == (0 if stated["holds"] else 1), done.output
     assert "2 seeds" in done.output and stated["kind"] == "training" and stated["machine"]["versions"]["torch"]
     (found,) = stated["conditions"]

@@ -154,9 +154,12 @@ def mutate(
 @click.option("--dtype", type=click.Choice(["float32", "bf16", "fp16", "float64"]), default=None)
 @click.option("--sram", default="192KB", show_default=True, help="Budget of the package made for the model.")
 @click.option("--training", is_flag=True, help="Train a small GPT instead, beside torch's own attention. Dtype: all.")
+@click.option("--seed", type=click.IntRange(0), default=None, help="First seed of --training.  [default: 0]")
 @out_option
 @json_option
-def real(device: str, dtype: str | None, sram: str, training: bool, out: Path | None, as_json: bool) -> None:
+def real(
+    device: str, dtype: str | None, sram: str, training: bool, seed: int | None, out: Path | None, as_json: bool
+) -> None:
     """Run a real sentence encoder on a generated package and judge every attention layer.
 
     With --training, train a GPT with our op and with torch's attention from the same seeds: the losses must stay as
@@ -167,7 +170,9 @@ def real(device: str, dtype: str | None, sram: str, training: bool, out: Path | 
     from verify.progress import bar
 
     if training:
-        _train(device, (dtype,) if dtype else None, sram, out, as_json)
+        _train(device, (dtype,) if dtype else None, sram, seed or 0, out, as_json)
+    if seed is not None:
+        raise RequestError("--seed: only --training draws from seeds", "leave it out, or add --training")
     where = devices.device(device)
     chosen = dtype or ("float32" if device == "cpu" else "bf16")
     with bar("real", 8) as step:
@@ -180,13 +185,16 @@ def real(device: str, dtype: str | None, sram: str, training: bool, out: Path | 
     finish(figures, as_json, out, lambda c: c.print(*encoder.tables(figures)), report.holds)
 
 
-def _train(device: str, dtypes: tuple[str, ...] | None, sram: str, out: Path | None, as_json: bool) -> NoReturn:
+def _train(
+    device: str, dtypes: tuple[str, ...] | None, sram: str, first_seed: int, out: Path | None, as_json: bool
+) -> NoReturn:
     """`real --training`."""
     from verify import devices, packages, training, training_plot, training_text
     from verify.progress import bar
 
     dtypes = dtypes or training.DTYPES[device]
-    setting, header = training.Setting(), devices.device(device).describe()  # the load at the start
+    setting = training.Setting(first_seed=first_seed)
+    header = devices.device(device).describe()  # the load at the start
     with bar("train", training.runs(setting, dtypes)) as step:
         folder = packages.emit(sram=sram, d=setting.size.head_dim, dtypes=dtypes, archs=_ARCHS[device])
         found = training.run(
