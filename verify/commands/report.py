@@ -12,14 +12,14 @@ from verify.commands.options import json_option
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 _ROOT = RESULTS.parents[1]
-READMES = (_ROOT / "README.md", _ROOT / "verify/emulator/README.md")
+READMES = tuple(_ROOT / f"{folder}README.md" for folder in ("", "verify/emulator/", "codegen/templates/sm90a/"))
 
 
 @click.command()
 @click.option("--check", is_flag=True, help="Exit 1 if a README differs from what the result files give.")
 @click.option(
     "--readme", "readmes", type=click.Path(path_type=Path, exists=True, dir_okay=False), multiple=True,
-    help="[default: README.md and verify/emulator/README.md of this checkout]",
+    help="[default: those of this checkout that hold figures]",
 )  # fmt: skip
 @json_option
 def report(check: bool, readmes: tuple[Path, ...], as_json: bool) -> None:
