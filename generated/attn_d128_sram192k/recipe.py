@@ -22,7 +22,7 @@ import torch
 from . import contents, toolchain
 from .cache import BuildError
 
-NAMESPACE = "tileproof_attn_d128_sram192k_ba2d18358b3b"
+NAMESPACE = "tileproof_attn_d128_sram192k_9c7e74c3f8ec"
 # The oldest torch whose stable ABI the bindings use, as (major, minor).
 TORCH_MINIMUM = (2, 10)
 KERNEL_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast")

@@ -28,6 +28,7 @@ _LSE = "m[r] * a.scale + __builtin_log((double)l[r])"
 _LSE_EMPTY = "l[r] == 0 ? -__builtin_inf() : lse"
 _COPY = "for (int64_t j = 0; j < count; j++) load_row<kWidth, kLanes>(from + j * stride, copy[j]);"
 _INVERSE = "const Vector inverse = 1 / sum;"
+_LANE_INDEX = "typename Simd<Scalar, kLanes>::Index"
 
 
 def _bits(x: str, keep: int, index: str = "Index") -> str:
@@ -152,8 +153,8 @@ MUTANTS = (
            probe="causal square"),
     Mutant("log2e_short", "log2(e) with five digits", _LOG2E, "a.scale * 1.4427", _FORWARD, number="44",
            probe="two levels"),
-    Mutant("q_in_bf16", "Q is rounded to bf16", "*(Vector*)&q[at + i][r] = square[i];",
-           f"*(Vector*)&q[at + i][r] = {_bits('square[i]', 8, 'typename Block::Index')};", _FORWARD, number="45",
+    Mutant("q_in_bf16", "Q is rounded to bf16", "*(Vector*)&q[(at + i) * pitch + r] = square[i];",
+           f"*(Vector*)&q[(at + i) * pitch + r] = {_bits('square[i]', 8, _LANE_INDEX)};", _FORWARD, number="45",
            probe="one key"),
     Mutant("scores_in_bf16", "S is rounded to bf16", "*(Vector*)&s[j + g][n * kLanes] = acc[g][n];",
            f"*(Vector*)&s[j + g][n * kLanes] = {_bits('acc[g][n]', 8)};", _BLOCK, number="46", probe="causal square"),
@@ -176,14 +177,15 @@ MUTANTS = (
     Mutant("l_of_rounded_p", "l sums weights rounded to bf16", _SUM, f"sum[n] += {_bits('p', 8)};", _BLOCK,
            number="54", probe="whole tiles"),
     Mutant("l_of_the_tile_before", "O is divided by l before the last tile",
-           "store_o(a, rows, w.o[p], w.m[p], w.l[p]);",
-           "store_o(a, rows, w.o[p], w.m[p], before[p]);", _FORWARD, number="55", probe="ragged tail",
-           more=(("    Rows rows;\n", "    Rows rows;\n    alignas(64) Scalar before[kPanels][kRows] = {};\n"),
+           "w.m[p], w.l[p]);\n    }\n  }", "w.m[p], before[p]);\n    }\n  }", _FORWARD, number="55",
+           probe="ragged tail",
+           more=(("    Rows<kRows> rows;\n",
+                  "    Rows<kRows> rows;\n    alignas(64) Scalar before[kPanels][kRows] = {};\n"),
                  ("Block::step({", "memcpy(before[p], w.l[p], sizeof w.l[p]);\n        Block::step({"))),
-    Mutant("l_missing", "O is not divided by l", "&o[at + i][r] * inverse;", "&o[at + i][r];", _FORWARD, number="56",
-           probe="whole tiles"),
+    Mutant("l_missing", "O is not divided by l", "&o[(at + i) * pitch + r] * inverse;", "&o[(at + i) * pitch + r];",
+           _FORWARD, number="56", probe="whole tiles"),
     Mutant("reciprocal_short", "1 / l with 12 bits", _INVERSE,
-           f"const Vector inverse = {_bits('1 / sum', 12, 'typename Block::Index')};", _FORWARD, number="57",
+           f"const Vector inverse = {_bits('1 / sum', 12, _LANE_INDEX)};", _FORWARD, number="57",
            probe="whole tiles"),
     Mutant("p_in_fp16", "P is rounded to 11 bits", _TO_P, f"        score = {_bits('p', 11)};", _BLOCK, number="58",
            probe="whole tiles"),
@@ -197,8 +199,8 @@ MUTANTS = (
            number="62", probe="whole tiles"),
     Mutant("output_truncated", "O is truncated to bf16", "const Wide rounded = bits + 0x7fff + (bits >> 16 & 1);",
            "const Wide rounded = bits;", _STORAGE, number="63", dtype="bf16", probe="whole tiles"),
-    Mutant("output_truncated_fp16", "O is truncated to fp16", "_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC",
-           "_MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC", _STORAGE, number="63b", dtype="fp16", probe="whole tiles",
+    Mutant("output_truncated_fp16", "O is truncated to fp16", "kNearest = 8;", "kNearest = 11;", _STORAGE,
+           number="63b", dtype="fp16", probe="whole tiles",
            more=((" + 0xfff + (magnitude >> 13 & 1)) >> 13", ") >> 13"),)),
     Mutant("o_not_cleared", "O starts as what was there: NaN", "memset(w.o[p], 0, sizeof w.o[p]);",
            "memset(w.o[p], 0xff, sizeof w.o[p]);", _FORWARD, number="65", probe="one key"),

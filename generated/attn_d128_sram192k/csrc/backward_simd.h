@@ -14,7 +14,7 @@
 // v3 fp16: Br=48 Bc=48, 191040 bytes of fast memory (Q panels 24576, dO panels 24576, dQ panels 24576, row statistics 576, P panels 9216, dS panels 9216, Q rows 24576, dO rows 24576, K block 24576, V block 24576)
 // baseline fp16: Br=24 Bc=104, 188224 bytes of fast memory (Q panels 12288, dO panels 12288, dQ panels 12288, row statistics 288, P panels 9984, dS panels 9984, Q rows 12288, dO rows 12288, K block 53248, V block 53248)
 // FLOPs per head without a mask: 1280 * Nq * Nk
-// Templates: sha256 25f9882d8660b478
+// Templates: sha256 db59568d99b79575
 //
 // Exact attention, backward, on the vector unit of a CPU: P is made again from Q, K and LSE.
 //
@@ -62,6 +62,28 @@ ALWAYS_INLINE bool all_finite(const typename Loose<Scalar>::Type* rows, int64_t 
   bool finite = true;
   for (int n = 0; n < kPart; n++) finite &= sum[n] == 0;
   return finite;
+}
+
+// rows[r][t] -> columns[t][r] for the rows of one panel. Compiled once for all plans with these numbers.
+template <class Scalar, int kLanes, int kRows, int kWidth>
+COMPILED_ONCE void transpose_rows(const Scalar (*rows)[kWidth], Scalar (*columns)[kRows]) {
+  using Vector = typename Simd<Scalar, kLanes>::Vector;
+  if constexpr (kWidth < kLanes) {
+    for (int r = 0; r < kRows; r++)
+      for (int t = 0; t < kWidth; t++) columns[t][r] = rows[r][t];
+  } else {
+    for (int r = 0; r < kRows; r += kLanes) {
+      for (int t = 0; t < kWidth; t += kLanes) {
+        const int at = smaller(t, kWidth - kLanes);
+        Vector square[kLanes];
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; i++) square[i] = load_vector<Vector>(&rows[r + i][at]);
+        transpose<Scalar, kLanes>(square);
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; i++) *(Vector*)&columns[at + i][r] = square[i];
+      }
+    }
+  }
 }
 
 // The kernel of one dtype. Plan: Element (as stored), Block (a BackwardBlock), kBr, kBc, the pitches of the key block
@@ -152,27 +174,6 @@ struct Backward {
       if (shift == (Scalar)__builtin_inf()) shift = __builtin_nan("");  // +inf marks rows without a visible key
       d = row_sum(w.dout_rows[r], element<const Element>(a.o, a.o_stride, tile.batch, tile.head, row));
       if (a.dlse) d -= *element<const Lse>(a.dlse, a.dlse_stride, tile.batch, tile.head, row);
-    }
-  }
-
-  // rows[r][t] -> columns[t][r] for the rows of one panel.
-  template <int kWidth>
-  static void transpose_rows(const Scalar (*rows)[kWidth], Scalar (*columns)[kRows]) {
-    if constexpr (kWidth < kLanes) {
-      for (int r = 0; r < kRows; r++)
-        for (int t = 0; t < kWidth; t++) columns[t][r] = rows[r][t];
-    } else {
-      for (int r = 0; r < kRows; r += kLanes) {
-        for (int t = 0; t < kWidth; t += kLanes) {
-          const int at = smaller(t, kWidth - kLanes);
-          Vector square[kLanes];
-#pragma GCC unroll 16
-          for (int i = 0; i < kLanes; i++) square[i] = load_vector<Vector>(&rows[r + i][at]);
-          transpose<Scalar, kLanes>(square);
-#pragma GCC unroll 16
-          for (int i = 0; i < kLanes; i++) *(Vector*)&columns[at + i][r] = square[i];
-        }
-      }
     }
   }
 
@@ -279,8 +280,8 @@ struct Backward {
     int64_t shared[kPanels] = {};  // keys that all rows of a panel see; an empty row sees none, whatever the mask says
     for (int p = 0; p < panels; p++) {
       const int64_t* sees = tile.sees + p * kRows;
-      transpose_rows<kD>(w.q_rows + p * kRows, w.q[p]);
-      transpose_rows<kDv>(w.dout_rows + p * kRows, w.dout[p]);
+      transpose_rows<Scalar, kLanes, kRows, kD>(w.q_rows + p * kRows, w.q[p]);
+      transpose_rows<Scalar, kLanes, kRows, kDv>(w.dout_rows + p * kRows, w.dout[p]);
       memset(w.dq[p], 0, sizeof w.dq[p]);
       shared[p] = sees[0];
       for (int r = 0; r < kRows; r++)

@@ -15,7 +15,7 @@
 // v3 fp16: Br=96 Bc=80, 189056 bytes of fast memory (Q panels 49152, O panels 49152, row statistics 1152, S panel 7680, K block 40960, V block 40960)
 // baseline fp16: Br=96 Bc=88, 193792 bytes of fast memory (Q panels 49152, O panels 49152, row statistics 1152, S panel 4224, K block 45056, V block 45056)
 // FLOPs per head without a mask: 512 * Nq * Nk
-// Templates: sha256 5f250e6709a336b5
+// Templates: sha256 0847b29fe41b7608
 //
 // Exact attention, forward, on the vector unit of a CPU.
 //
@@ -48,6 +48,100 @@ constexpr double kLog2e = 0x1.71547652b82fep+0, kLog2eTail = 0x1.777d0ffda0d24p-
 
 constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 constexpr int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+struct Tile {
+  int64_t batch, kv_head;
+  int64_t head, row;  // of its first row
+  int64_t rows;       // they go on in the next head after the last row of one
+};
+
+// The next three know no plan, so that a unit compiles them once for all kernels of an element type and vector.
+
+// Where the rows of a panel come from and go to: elements from the start of Q, O and LSE. Spare rows of the last panel
+// repeat the last row: never stored.
+template <int kRows>
+struct Rows {
+  int64_t q[kRows];
+  int64_t o[kRows];
+  int64_t lse[kRows];
+  int64_t sees[kRows];  // number of visible keys
+  int count;            // rows that are not spare
+};
+
+template <int kRows>
+COMPILED_ONCE void find_rows(const ForwardArgs& a, const Tile& tile, int panel, Rows<kRows>& rows) {
+  const int64_t length = a.key_lengths ? a.key_lengths[tile.batch] : a.Nk;
+  const int64_t shift = a.causal == kBottomRight ? a.Nk - a.Nq : 0;
+  const int64_t first = tile.row + panel * kRows;
+  int64_t head = tile.head + first / a.Nq, i = first % a.Nq;
+  rows.count = smaller(tile.rows - panel * kRows, kRows);
+  for (int r = 0; r < kRows; r++) {
+    rows.q[r] = tile.batch * a.q_stride[0] + head * a.q_stride[1] + i * a.q_stride[2];
+    rows.o[r] = tile.batch * a.o_stride[0] + head * a.o_stride[1] + i * a.o_stride[2];
+    rows.lse[r] = (tile.batch * a.Hq + head) * a.Nq + i;
+    rows.sees[r] = a.causal == kFull ? length : smaller(length, i + shift + 1);
+    if (r + 1 < rows.count && ++i == a.Nq) {
+      i = 0;
+      head++;
+    }
+  }
+}
+
+// Q^T of `count` rows, whole vectors of them, `pitch` scalars from one dim to the next.
+template <class Element, class Scalar, int kLanes>
+COMPILED_ONCE void load_q(const Element* from, const int64_t* rows, int count, Scalar* q, int pitch) {
+  using Vector = typename Simd<Scalar, kLanes>::Vector;
+  if constexpr (kD < kLanes) {
+    for (int r = 0; r < count; r++) {
+      Scalar row[kD];
+      load_row<kD, kLanes>(from + rows[r], row);
+      for (int t = 0; t < kD; t++) q[t * pitch + r] = row[t];
+    }
+  } else {
+    for (int r = 0; r < count; r += kLanes) {
+      for (int t = 0; t < kD; t += kLanes) {
+        const int at = smaller(t, kD - kLanes);
+        Vector square[kLanes];
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; i++) square[i] = Storage<Element>::template load<kLanes>(from + rows[r + i] + at);
+        transpose<Scalar, kLanes>(square);
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; i++) *(Vector*)&q[(at + i) * pitch + r] = square[i];
+      }
+    }
+  }
+}
+
+// O = O / l and LSE of `count` rows; a row is empty (O = 0, LSE = -inf) where l = 0, and nowhere else: a NaN must stay.
+template <class Output, class Scalar, int kLanes>
+COMPILED_ONCE void store_o(const ForwardArgs& a, const int64_t* o_rows, const int64_t* lse_rows, int count,
+                           const Scalar* o, int pitch, const Scalar* m, const Scalar* l) {
+  using Vector = typename Simd<Scalar, kLanes>::Vector;
+  typedef typename Loose<Scalar>::Type Lse;
+  for (int r = 0; r < count; r++) {
+    const double lse = m[r] * a.scale + __builtin_log((double)l[r]);
+    ((Lse*)a.lse)[lse_rows[r]] = l[r] == 0 ? -__builtin_inf() : lse;
+  }
+  constexpr int kStep = kDv < kLanes ? 8 : kLanes;
+  for (int r = 0; r < count; r += kLanes) {
+    const Vector sum = *(const Vector*)&l[r];
+    const Vector inverse = 1 / sum;
+    for (int t = 0; t < kDv; t += kStep) {
+      const int at = t + kStep <= kDv ? t : kDv - kStep;
+      Vector square[kLanes] = {};
+#pragma GCC unroll 16
+      for (int i = 0; i < kStep; i++) {
+        square[i] = *(const Vector*)&o[(at + i) * pitch + r] * inverse;
+        square[i] = sum == 0 ? Vector{} : square[i];
+      }
+      transpose<Scalar, kLanes>(square);
+      for (int i = 0; i < smaller(kLanes, count - r); i++) {
+        const auto columns = load_vector<typename Simd<Scalar, kStep>::Vector>(&square[i]);
+        Storage<Output>::template store<kStep>((Output*)a.o + o_rows[r + i] + at, columns);
+      }
+    }
+  }
+}
 
 // The kernel of one dtype. Plan: Element (as stored), Block (a BlockKernel), kBr, kBc, the pitches of the key block in
 // scratch, and kFastMemoryBytes.
@@ -96,12 +190,6 @@ struct Forward {
     return t;
   }
 
-  struct Tile {
-    int64_t batch, kv_head;
-    int64_t head, row;  // of its first row
-    int64_t rows;       // they go on in the next head after the last row of one
-  };
-
   // Head by head, because K and V stay in the cache; within a head the longest causal tile first.
   static Tile tile_of(const ForwardArgs& a, const Tasks& t, int64_t task) {
     Tile tile;
@@ -113,84 +201,6 @@ struct Forward {
     tile.head = tile.kv_head * t.group + first;
     tile.rows = t.heads > 1 ? smaller(t.heads, t.group - first) * a.Nq : smaller(Plan::kBr, a.Nq - tile.row);
     return tile;
-  }
-
-  // Where the rows of a panel come from and go to. Spare rows of the last panel repeat the last row: never stored.
-  struct Rows {
-    const Element* q[kRows];
-    Output* o[kRows];
-    int64_t lse[kRows];
-    int64_t sees[kRows];  // number of visible keys
-    int count;            // rows that are not spare
-  };
-
-  static void find_rows(const ForwardArgs& a, const Tile& tile, int panel, Rows& rows) {
-    const int64_t length = a.key_lengths ? a.key_lengths[tile.batch] : a.Nk;
-    const int64_t shift = a.causal == kBottomRight ? a.Nk - a.Nq : 0;
-    const int64_t first = tile.row + panel * kRows;
-    int64_t head = tile.head + first / a.Nq, i = first % a.Nq;
-    rows.count = smaller(tile.rows - panel * kRows, kRows);
-    for (int r = 0; r < kRows; r++) {
-      rows.q[r] = (const Element*)a.q + tile.batch * a.q_stride[0] + head * a.q_stride[1] + i * a.q_stride[2];
-      rows.o[r] = (Output*)a.o + tile.batch * a.o_stride[0] + head * a.o_stride[1] + i * a.o_stride[2];
-      rows.lse[r] = (tile.batch * a.Hq + head) * a.Nq + i;
-      rows.sees[r] = a.causal == kFull ? length : smaller(length, i + shift + 1);
-      if (r + 1 < rows.count && ++i == a.Nq) {
-        i = 0;
-        head++;
-      }
-    }
-  }
-
-  static void load_q(const Rows& rows, Scalar (*q)[kRows]) {
-    if constexpr (kD < kLanes) {
-      for (int r = 0; r < kRows; r++) {
-        Scalar row[kD];
-        load_row<kD, kLanes>(rows.q[r], row);
-        for (int t = 0; t < kD; t++) q[t][r] = row[t];
-      }
-    } else {
-      for (int r = 0; r < kRows; r += kLanes) {
-        for (int t = 0; t < kD; t += kLanes) {
-          const int at = smaller(t, kD - kLanes);
-          Vector square[kLanes];
-#pragma GCC unroll 16
-          for (int i = 0; i < kLanes; i++) square[i] = Storage<Element>::template load<kLanes>(rows.q[r + i] + at);
-          transpose<Scalar, kLanes>(square);
-#pragma GCC unroll 16
-          for (int i = 0; i < kLanes; i++) *(Vector*)&q[at + i][r] = square[i];
-        }
-      }
-    }
-  }
-
-  // O = O / l and LSE; a row is empty (O = 0, LSE = -inf) where l = 0, and nowhere else: a NaN must stay.
-  static void store_o(const ForwardArgs& a, const Rows& rows, const Scalar (*o)[kRows], const Scalar* m,
-                      const Scalar* l) {
-    typedef typename Loose<Scalar>::Type Lse;
-    for (int r = 0; r < rows.count; r++) {
-      const double lse = m[r] * a.scale + __builtin_log((double)l[r]);
-      ((Lse*)a.lse)[rows.lse[r]] = l[r] == 0 ? -__builtin_inf() : lse;
-    }
-    constexpr int kStep = kDv < kLanes ? 8 : kLanes;
-    for (int r = 0; r < rows.count; r += kLanes) {
-      const Vector sum = *(const Vector*)&l[r];
-      const Vector inverse = 1 / sum;
-      for (int t = 0; t < kDv; t += kStep) {
-        const int at = t + kStep <= kDv ? t : kDv - kStep;
-        Vector square[kLanes] = {};
-#pragma GCC unroll 16
-        for (int i = 0; i < kStep; i++) {
-          square[i] = *(const Vector*)&o[at + i][r] * inverse;
-          square[i] = sum == 0 ? Vector{} : square[i];
-        }
-        transpose<Scalar, kLanes>(square);
-        for (int i = 0; i < smaller(kLanes, rows.count - r); i++) {
-          const auto columns = load_vector<typename Simd<Scalar, kStep>::Vector>(&square[i]);
-          Storage<Output>::template store<kStep>(rows.o[r + i] + at, columns);
-        }
-      }
-    }
   }
 
   // Rows of K or V for the panels of a tile: in place where they are scalars at a harmless distance, else a copy.
@@ -215,10 +225,10 @@ struct Forward {
     // Below the normal range the smallest normal number has the same effect: all weights are 1.
     const Scalar scale_log2 = product < Exponent<Scalar>::kTiny ? Exponent<Scalar>::kTiny : product;
     int64_t shared[kPanels] = {}, most[kPanels] = {}, end = 0;  // keys that all rows of a panel see; that some row sees
-    Rows rows;
+    Rows<kRows> rows;
     for (int p = 0; p < panels; p++) {
       find_rows(a, tile, p, rows);
-      load_q(rows, w.q[p]);
+      load_q<Element, Scalar, kLanes>((const Element*)a.q, rows.q, kRows, w.q[p][0], kRows);
       memset(w.o[p], 0, sizeof w.o[p]);
       shared[p] = most[p] = rows.sees[0];
       for (int r = 1; r < kRows; r++) {
@@ -250,7 +260,7 @@ struct Forward {
 
     for (int p = 0; p < panels; p++) {
       find_rows(a, tile, p, rows);
-      store_o(a, rows, w.o[p], w.m[p], w.l[p]);
+      store_o<Output, Scalar, kLanes>(a, rows.o, rows.lse, rows.count, w.o[p][0], kRows, w.m[p], w.l[p]);
     }
   }
 

@@ -15,17 +15,13 @@
 // v3 fp16: Br=96 Bc=80, 189056 bytes of fast memory (Q panels 49152, O panels 49152, row statistics 1152, S panel 7680, K block 40960, V block 40960)
 // baseline fp16: Br=96 Bc=88, 193792 bytes of fast memory (Q panels 49152, O panels 49152, row statistics 1152, S panel 4224, K block 45056, V block 45056)
 // FLOPs per head without a mask: 512 * Nq * Nk
-// Templates: sha256 f8ecfaff233be410
+// Templates: sha256 129d87ae783c7c6b
 //
 // How elements lie in memory and become vectors of the type that the kernel computes in, and back.
 // Loading is exact, subnormals included. Storing rounds to nearest, ties to even; NaN stays NaN.
 #pragma once
 
 #include <cstdint>
-
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
 
 #include "simd.h"
 
@@ -99,20 +95,18 @@ template <>
 struct Storage<Float16> {  // 5 exponent bits, 10 fraction bits
   static constexpr bool kAsComputed = false;
 #if defined(__F16C__)
-  static constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  static constexpr int kNearest = 8;  // of vcvtps2ph: to nearest, ties to even, whatever MXCSR says; no exception flag
 #endif
 
   template <int kLanes>
   static ALWAYS_INLINE typename Simd<float, kLanes>::Vector load(const Float16* from) {
     using Vector = typename Simd<float, kLanes>::Vector;
-#if defined(__AVX512F__)
-    // The zeroing form with a full mask: the plain one makes GCC 12 warn about its undefined operand.
-    if constexpr (kLanes == 16) {
-      return (Vector)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256((const __m256i_u*)from));
-    }
-#endif
 #if defined(__F16C__)
-    if constexpr (kLanes == 8) return (Vector)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i_u*)from));
+    if constexpr (kLanes >= 8) {  // no intrinsic: parsing its header takes 0.3 s
+      Vector x;
+      asm("vcvtph2ps %1, %0" : "=v"(x) : "v"(load_vector<typename Bits<kLanes>::Narrow>(from)));
+      return x;
+    }
 #endif
     using Wide = typename Bits<kLanes>::Wide;
     const Wide half = load_bits<kLanes>(from);
@@ -126,15 +120,11 @@ struct Storage<Float16> {  // 5 exponent bits, 10 fraction bits
 
   template <int kLanes>
   static ALWAYS_INLINE void store(Float16* to, typename Simd<float, kLanes>::Vector x) {
-#if defined(__AVX512F__)
-    if constexpr (kLanes == 16) {
-      _mm256_storeu_si256((__m256i_u*)to, _mm512_maskz_cvtps_ph(0xffff, (__m512)x, kNearest));
-      return;
-    }
-#endif
 #if defined(__F16C__)
-    if constexpr (kLanes == 8) {
-      _mm_storeu_si128((__m128i_u*)to, _mm256_cvtps_ph((__m256)x, kNearest));
+    if constexpr (kLanes >= 8) {
+      typename Bits<kLanes>::Narrow half;
+      asm("vcvtps2ph %2, %1, %0" : "=v"(half) : "v"(x), "i"(kNearest));
+      store_vector(to, half);
       return;
     }
 #endif
