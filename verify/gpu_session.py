@@ -298,7 +298,7 @@ def _tests(session: Session, part: str, where: Path) -> None:
                 "holds": not missing and not failed and count["passed"] > 0,
                 **count,
                 "tests": rows,
-                "output": "\n\n".join(failed),
+                "output": "\n\n".join(failed).replace(str(ROOT), "."),
             }
             session.keep(part, figures | ({"missing": missing} if missing else {}))
 

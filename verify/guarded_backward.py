@@ -36,7 +36,7 @@ def faults(
     dout = _written((b, problem.hq, problem.nq, checks.DV), (problem.nq,) * b, kind, device, 4)
     causal = False if problem.causal == "none" else problem.causal
     o, lse = attn.attention(q, k, v, return_lse=True, causal=causal, key_lengths=lengths)
-    dlse = torch.ones_like(lse)
+    o, dlse = o.to(kind), torch.ones_like(lse)  # the debug form's O is float32: what it rounds to is the operand
     op = getattr(torch.ops, packages.part(attn, "op").NAMESPACE).backward
     scale, code = checks.D**-0.5, CAUSAL.index(problem.causal)
     for deterministic in (False, True):

@@ -154,6 +154,14 @@ def sanitizer(folder: Path) -> str:
     return found
 
 
+def code_for(arch: str) -> str:
+    """nvcc's word for machine code for `arch` ("sm_90a") and nothing else.
+
+    `-arch=sm_90a` would make PTX for compute_90 as well (nvcc 13.0), which has no wgmma.
+    """
+    return f"--generate-code=arch={arch.replace('sm', 'compute')},code={arch}"
+
+
 def launchers(folder: Path) -> dict[str, Path]:
     """Unit ("sm80", "sm90a_0") -> a library with its C entry point, with line numbers, for this machine's GPU.
 
@@ -171,7 +179,7 @@ def launchers(folder: Path) -> dict[str, Path]:
     made = {}
     for unit, on in units.items():
         source = folder / "csrc" / f"forward_{unit}.cu"
-        command = [*nvcc, "-O3", "-std=c++17", "-lineinfo", f"-arch={on}", "-Xcompiler=-fPIC", "-shared"]
+        command = [*nvcc, "-O3", "-std=c++17", "-lineinfo", code_for(on), "-Xcompiler=-fPIC", "-shared"]
         key = hashlib.sha256("\0".join([facts["digest"], *command]).encode()).hexdigest()[:16]
         library = packages.cache() / "launchers" / f"{unit}-{key}.so"
         if not library.exists():
@@ -217,7 +225,11 @@ def read(text: str) -> tuple[int | None, int | None]:
 
 
 def shortened(text: str, lines: int = 8) -> str:
-    """The first lines of what a tool says of the device and the last lines of all, without the host's call stacks."""
+    """The first lines of what a tool says of the device and the last lines of all.
+
+    Without the host's call stacks, and without the folder that the project lies in.
+    """
+    text = text.replace(f"{ROOT}/", "")
     stack = re.compile(r"Host Frame|host backtrace|^frame #|^=*\s*$")
     said = [line.removeprefix("=========").rstrip() for line in text.splitlines() if not stack.search(line)]
     return "\n".join(said if len(said) <= 2 * lines else [*said[:lines], "...", *said[-lines:]])

@@ -18,6 +18,13 @@ def test_every_problem_passes_when_right(attn):
         assert not list(guarded_backward.faults(attn, problem, "float32", "cpu")), problem.name
 
 
+def test_the_debug_form_passes_too():
+    """Its O is float32, and dtype says what the backward pass reads."""
+    attn = packages.load(packages.emit(d=16, br=32, bc=32, dtypes=("bf16",), archs=("cpu",), debug=True))
+    for problem in guarded_problems.problems(32, 32)[:4]:
+        assert not list(guarded_backward.faults(attn, problem, "bf16", "cpu")), problem.name
+
+
 def test_one_call_per_form_is_enough_for_a_tool(attn):
     problem = guarded_problems.problems(32, 16)[2]
     assert not list(guarded_backward.faults(attn, problem, "float32", "cpu", twice=False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from types import SimpleNamespace
 
@@ -24,6 +25,13 @@ from verify import (
 )
 from verify.__main__ import main
 from verify.cases import CAUSAL
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc (CUDA toolkit) on PATH")
+def test_launchers_of_every_unit_compile_for_the_gpu_that_is_there(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    folder = gpu_packages.request(gpu_packages.SANITIZED_HOPPER[2])
+    assert set(sanitize.launchers(folder)) == {"sm80", "sm90a_0"}
 
 
 @pytest.mark.parametrize(
