@@ -235,9 +235,12 @@ def _sanitize(item: Figures) -> str:
         planted = [f"{row['fault']} ({'found' if row['holds'] else 'NOT FOUND'})" for row in item["planted"]
                    if row["tool"] == tool]  # fmt: skip
         counts = (str(sum(row[x] or 0 for row in clean)) for x in ("calls", "errors"))
-        rows.append([tool, str(len(clean)), *counts, ", ".join(planted)])
-    head = ("tool", "packages", "calls", "errors", "planted faults")
-    return f"{table(head, rows)}\n\n{item['environment']}. {source(item)}"
+        rows.append([tool, str(sum(row["holds"] for row in clean)), *counts, ", ".join(planted)])
+    head = ("tool", "packages that are clean", "calls", "errors", "planted faults")
+    left = [*(row for row in item["clean"] if not row["holds"]), *item.get("missing", [])]
+    named = ", ".join(f"{row['tool']} on `{row['package']}`" for row in left)
+    rest = f" Errors, or no end: {named}." if left else ""
+    return f"{table(head, rows)}\n\n{item['environment']}.{rest} {source(item)}"
 
 
 def _emulator(item: Figures) -> str:

@@ -88,3 +88,20 @@ def test_the_figures_of_a_gpu_are_for_the_kernels_as_they_are_emitted_today():
     for name, words in gpu_packages.PACKAGES.items():
         kernels = stated[name]["kernels"]
         assert kernel_hashes.of(gpu_packages.request(words), among=kernels) == kernels, name
+
+
+def test_what_no_sanitizer_came_to_the_end_of_is_named():
+    def row(package, **more):
+        return {"tool": "memcheck", "package": package, "fault": None, "errors": 0, "calls": 12, "holds": True, **more}
+
+    figures = {
+        "file": "f.json",
+        "machine": machine.describe(),
+        "environment": "guarded",
+        "clean": [row("one"), row("two", calls=None, holds=False)],
+        "planted": [],
+        "missing": [row("three")],
+    }
+    said = report.markdown("sanitize cuda", [{**figures, "kind": "sanitize"}])
+    assert "| memcheck | 1 | 12 | 0 |" in said
+    assert "Errors, or no end: memcheck on `two`, memcheck on `three`." in said
