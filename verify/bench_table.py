@@ -116,14 +116,26 @@ def remarks(stated: dict[str, Any]) -> list[str]:
         for label, x in stated["host_overhead"].items()
     ]
     built = [f"built: {label}: {seconds:.0f} s" for label, seconds in stated["build_seconds"].items() if seconds >= 1]
+    return [*host, *built, *shortfalls(stated)]
+
+
+def shortfalls(stated: dict[str, Any]) -> list[str]:
+    """What the figures lack of what was asked of them, a line each: peers, checks, cells, bars."""
     absent = [f"no {name}: {why}" for name, why in stated["absent"].items()]
     failed = [f"FAILED: {text}" for text in stated["failures"]]
     left_out = [f"out of time: {', '.join(stated['left_out'])}"] if stated["left_out"] else []
-    return [*host, *built, *absent, *failed, *left_out]
+    missed = [f"DOES NOT HOLD: {_missed(bar)}" for bar in stated.get("bars", []) if not bar["holds"]]
+    return [*absent, *failed, *left_out, *missed]
+
+
+def _missed(bar: dict[str, Any]) -> str:
+    value = "no figure" if bar["value"] is None else f"{bar['value']:.4g}"
+    limit = f"at least {bar['least']:.4g}" if "least" in bar else f"at most {bar['most']:.4g}"
+    return f"{bar['bar']}: {value}, wanted {limit}"
 
 
 def summary_lines(stated: dict[str, Any]) -> list[str]:
-    """The geometric means, one line per package and form."""
+    """The geometric means, one line per package and form that was compared with another."""
     return [
         f"{package}, {name}: "
         + "; ".join(
@@ -132,4 +144,5 @@ def summary_lines(stated: dict[str, Any]) -> list[str]:
         )
         for package, forms in stated["summary"].items()
         for name, by_peer in forms.items()
+        if by_peer
     ]

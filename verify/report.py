@@ -321,7 +321,9 @@ def _speed(item: Figures) -> str:
     rate = item["matmul_gflops"]
     ceiling = f" The matrix product reaches {rate['median'] / 1e3:.0f} TFLOP/s." if rate else ""
     means = "; ".join(bench_table.summary_lines(item))
-    note = f"{item['shapes']}, median of {item['rounds']} rounds.{ceiling} Geometric means: {means}."
+    compared = f" Geometric means: {means}." if means else ""
+    short = "".join(f" {text[0].upper()}{text[1:]}." for text in bench_table.shortfalls(item))
+    note = f"{item['shapes']}, median of {item['rounds']} rounds.{ceiling}{compared}{short}"
     return f"{table(*bench_table.rows(item))}\n\n{note} {source(item)}"
 
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from codegen.errors import CheckFailed
 from verify import __main__ as cli
-from verify import bench, gpu_packages, gpu_session, kernel_hashes, machine, report
+from verify import bench, gpu_commands, gpu_packages, gpu_session, kernel_hashes, machine, report
 from verify.commands import report as command
 
 
@@ -105,3 +105,21 @@ def test_what_no_sanitizer_came_to_the_end_of_is_named():
     said = report.markdown("sanitize cuda", [{**figures, "kind": "sanitize"}])
     assert "| memcheck | 1 | 12 | 0 |" in said
     assert "Errors, or no end: memcheck on `two`, memcheck on `three`." in said
+
+
+def test_what_a_benchmark_lacks_stands_under_its_table():
+    figures = {
+        "kind": "speed", "file": "f.json", "machine": machine.describe(), "cells": [], "peers": {}, "rounds": 7,
+        "shapes": "16384 tokens", "matmul_gflops": None, "summary": {"sm90a": {"bf16 bhnd gqa=1": {}}},
+        "absent": {}, "failures": [], "left_out": [], "bars": [gpu_commands.bar("cells", 36, least=36)],
+    }  # fmt: skip
+    assert "16384 tokens, median of 7 rounds. " in report.markdown("speed cuda", [figures])
+    short = {
+        **figures, "absent": {"fa3": "not installed"}, "left_out": ["d=64 N=512"],
+        "bars": [gpu_commands.bar("tensor use", 0.8588, least=0.86), gpu_commands.bar("host us", None, most=12.0)],
+    }  # fmt: skip
+    assert (
+        "7 rounds. No fa3: not installed. Out of time: d=64 N=512. "
+        "DOES NOT HOLD: tensor use: 0.8588, wanted at least 0.86. "
+        "DOES NOT HOLD: host us: no figure, wanted at most 12. "
+    ) in report.markdown("speed cuda", [short])
