@@ -13,6 +13,30 @@ def attn(small_package):
     return packages.load(small_package)
 
 
+@pytest.fixture
+def watched(attn, monkeypatch):
+    """Puts `change(gradient, how many calls so far)` behind the backward op; returns a list, one entry per call."""
+    op = getattr(torch.ops, packages.part(attn, "op").NAMESPACE).backward
+
+    def put(change):
+        turns = []
+
+        class Namespace:
+            @staticmethod
+            def backward(*words):
+                turns.append(0)
+                return tuple(change(x, len(turns)) for x in op(*words))
+
+        class Ops:
+            def __getattr__(self, _name):
+                return Namespace
+
+        monkeypatch.setattr(guarded_backward, "torch", type("Torch", (), {**vars(torch), "ops": Ops()}))
+        return turns
+
+    return put
+
+
 def test_every_problem_passes_when_right(attn):
     for problem in guarded_problems.problems(32, 16):
         assert not list(guarded_backward.faults(attn, problem, "float32", "cpu")), problem.name
@@ -25,9 +49,11 @@ def test_the_debug_form_passes_too():
         assert not list(guarded_backward.faults(attn, problem, "bf16", "cpu")), problem.name
 
 
-def test_one_call_per_form_is_enough_for_a_tool(attn):
-    problem = guarded_problems.problems(32, 16)[2]
-    assert not list(guarded_backward.faults(attn, problem, "float32", "cpu", twice=False))
+@pytest.mark.parametrize("twice", [False, True])
+def test_each_form_is_called_once_for_a_tool_and_twice_to_compare_bits(attn, watched, twice):
+    problem, turns = guarded_problems.problems(32, 16)[2], watched(lambda x, turn: x)
+    assert not list(guarded_backward.faults(attn, problem, "float32", "cpu", twice=twice))
+    assert len(turns) == 2 * (1 + twice)
 
 
 FAULTS = {
@@ -38,20 +64,8 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("text", FAULTS)
-def test_a_fault_is_a_sentence(attn, text, monkeypatch):
+def test_a_fault_is_a_sentence(attn, watched, text):
     problem = next(p for p in guarded_problems.problems(32, 16) if p.name == "key lengths")
-    op, turns = getattr(torch.ops, packages.part(attn, "op").NAMESPACE).backward, []
-
-    class Namespace:
-        @staticmethod
-        def backward(*words):
-            turns.append(0)
-            return tuple(FAULTS[text](x, len(turns)) for x in op(*words))
-
-    class Ops:
-        def __getattr__(self, _name):
-            return Namespace
-
-    monkeypatch.setattr(guarded_backward, "torch", type("Torch", (), {**vars(torch), "ops": Ops()}))
+    watched(FAULTS[text])
     found = list(guarded_backward.faults(attn, problem, "float32", "cpu"))
     assert any(text in sentence for sentence in found)
