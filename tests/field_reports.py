@@ -18,7 +18,8 @@ The folders mirror the project: `spec/`, `codegen/`, `package/` (the emitted Pyt
 (kernels), `kernels/` (emitted packages with the real kernels, every path of the machine), `generated/` (what is checked
 in), `gpu/`, `verify/`.
 A test's name is the claim that it checks; its tolerance is a derived bound or exact equality.
-`pytest` runs all of them; those that need a GPU say so and are run on one by `python -m pytest -m gpu`.
+`pytest` runs all of them, on two workers (`conftest.py`); those that need a GPU say so and are run on one by
+`python -m pytest -m gpu tests/gpu`.
 
 The tables below are written by `python tests/field_reports.py` from the markers on the tests: each row is a bug that
 users of another attention library met, and the test that shows it cannot happen here. `field_reports.toml` says which

@@ -25,6 +25,8 @@ def run(
     """Run `words` to its end, or stop it and all that it started after so many seconds, with exit code OUT_OF_TIME.
 
     What was said until then is kept. merged: stderr goes where stdout goes.
+
+    Raises: OSError when the command cannot be started.
     """
     with subprocess.Popen(
         words, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT if merged else subprocess.PIPE

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from codegen.devices import DEVICES
@@ -365,22 +365,20 @@ def _query_candidates(d: int, dv: int) -> Iterator[QueryTiles]:
 
 
 def _cost(tile: KeyTiles | QueryTiles, smem_per_sm_bytes: int) -> tuple[bool, float]:
+    """What the planner orders tiles by: those of FEW_WARPS or more, then by their clocks."""
     return tile.warps < FEW_WARPS, tile.clocks(smem_per_sm_bytes)
 
 
 @lru_cache(maxsize=64)
 def _ranked(d: int, dv: int, smem_per_sm_bytes: int) -> tuple[tuple[KeyTiles, ...], tuple[QueryTiles, ...]]:
     """Every tile of both kernels, the cheapest first, those of few warps behind all others."""
-
-    def cost(tile: KeyTiles | QueryTiles) -> tuple[bool, float]:
-        return _cost(tile, smem_per_sm_bytes)
-
+    cost = partial(_cost, smem_per_sm_bytes=smem_per_sm_bytes)
     keys, query = sorted(_key_candidates(d, dv), key=cost), sorted(_query_candidates(d, dv), key=cost)
     return tuple(keys), tuple(query)
 
 
 def _choose_query(all_query: Sequence[QueryTiles], limit: int, smem_per_sm_bytes: int) -> QueryTiles | None:
-    """Of the legal tiles as cheap as the cheapest but for FIT_ERROR, the one of fewest steps."""
+    """Of the legal tiles as cheap as the cheapest but for FIT_ERROR, the largest: it takes the fewest steps."""
     legal = [tile for tile in all_query if _why_not_query(tile, limit) is None]
     if not legal:
         return None

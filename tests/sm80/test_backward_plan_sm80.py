@@ -82,7 +82,7 @@ def test_the_clocks_of_query_tiles_order_what_was_timed(d):
 
 
 @pytest.mark.parametrize("d", [64, 128])
-def test_the_plan_on_an_h200_is_the_fastest_that_was_timed(d):
+def test_no_tile_that_was_timed_on_an_h200_is_faster_than_the_plan_by_more_than_two_thousandths(d):
     ratios = measured(d)
     chosen = ratios[planned(d, arch="sm90", kb=227)[0].query]
     for others in ratios.values():

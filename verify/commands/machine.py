@@ -96,7 +96,7 @@ def sanitize(
 
 @click.command("gpu-session")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the result files.")
-@click.option("--part", "parts", multiple=True, help="One part only; may be repeated. Default: all, in their order.")
+@click.option("--part", "parts", multiple=True, help="One part only; may be repeated. Default: the usual ones.")
 @click.option("--seconds", type=float, default=540.0, show_default=True, help="Time for all parts together.")
 @click.option("--jobs", type=click.IntRange(1), default=None, help="Processes at a time; default: one per core.")
 def gpu_session(out: Path, parts: tuple[str, ...], seconds: float, jobs: int | None) -> None:
