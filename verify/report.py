@@ -238,7 +238,7 @@ def _sanitize(item: Figures) -> str:
         rows.append([tool, str(sum(row["holds"] for row in clean)), *counts, ", ".join(planted)])
     head = ("tool", "packages that are clean", "calls", "errors", "planted faults")
     left = [*(row for row in item["clean"] if not row["holds"]), *item.get("missing", [])]
-    named = ", ".join(f"{row['tool']} on `{row['package']}`" for row in left)
+    named = ", ".join(f"{row['tool']} on `{row['fault'] or row['package']}`" for row in left)
     rest = f" Errors, or no end: {named}." if left else ""
     return f"{table(head, rows)}\n\n{item['environment']}.{rest} {source(item)}"
 

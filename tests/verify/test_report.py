@@ -100,11 +100,11 @@ def test_what_no_sanitizer_came_to_the_end_of_is_named():
         "environment": "guarded",
         "clean": [row("one"), row("two", calls=None, holds=False)],
         "planted": [],
-        "missing": [row("three")],
+        "missing": [row("three"), row("host", fault="no_barrier")],
     }
     said = report.markdown("sanitize cuda", [{**figures, "kind": "sanitize"}])
     assert "| memcheck | 1 | 12 | 0 |" in said
-    assert "Errors, or no end: memcheck on `two`, memcheck on `three`." in said
+    assert "Errors, or no end: memcheck on `two`, memcheck on `three`, memcheck on `no_barrier`." in said
 
 
 def test_what_a_benchmark_lacks_stands_under_its_table():
