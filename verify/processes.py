@@ -49,10 +49,24 @@ def run(
 
 
 def _stop(pid: int) -> None:
-    """Kill a process and all that it has started."""
-    for one in (pid, *_descendants(pid)):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(one, signal.SIGKILL)
+    """Kill a process and all that it has started.
+
+    Each is halted first: one that starts others meanwhile would leave them behind, and they would hold the pipe.
+    """
+    halted: list[int] = []
+    try:
+        while new := [one for one in (pid, *_descendants(pid)) if one not in halted]:
+            for one in new:
+                _send(one, signal.SIGSTOP)
+            halted += new
+    finally:
+        for one in halted:
+            _send(one, signal.SIGKILL)
+
+
+def _send(pid: int, which: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, which)
 
 
 def _descendants(pid: int) -> list[int]:
