@@ -129,7 +129,10 @@ def run(out: Path, *, parts: Sequence[str] = (), seconds: float, jobs: int | Non
         raise RequestError(f"--part {hopper[0]}: this GPU is not of compute capability 9.0")
     usual = [part for part in USUAL if is_hopper or part not in ON_HOPPER]
     wanted = [part for part in PARTS if part in (parts or usual)]
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(f"--out {out}: no folder can be made there: {error.strerror}", "try out") from None
     session = Session(out, time.monotonic() + seconds, jobs or len(os.sched_getaffinity(0)), say)
     build_all(session, wanted)
     for alone, group in ((True, ALONE), (False, [part for part in PARTS if part not in ALONE])):

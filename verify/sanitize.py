@@ -305,12 +305,16 @@ def run(
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(build, dict.fromkeys(job.folder for job in work)))
         running = {pool.submit(one, job): job for job in by_duration(work)}
-        for future in as_completed(running):
-            job, report = running[future], future.result()
-            if report is not None:
-                done[job] = report
-                step(note=f"{job.tool} {job.fault or job.folder.name}")
-                keep(figures_of(everything, done, about))
+        try:
+            for future in as_completed(running):
+                job, report = running[future], future.result()
+                if report is not None:
+                    done[job] = report
+                    step(note=f"{job.tool} {job.fault or job.folder.name}")
+                    keep(figures_of(everything, done, about))
+        except BaseException:  # Ctrl-C, or a file that cannot be written: no further tool is started
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return figures_of(everything, done, about)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -234,6 +235,23 @@ def test_what_was_left_out_does_not_hold(fake):
     assert all(0 < limit <= 30.0 for *_, limit in fake.seen)
 
 
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_after_an_error_no_tool_is_started(fake, monkeypatch, error):
+    at_once = sanitize.examine
+
+    def examine(*job, **words):
+        time.sleep(0.2)
+        return at_once(*job, **words)
+
+    def keep(figures):
+        raise error
+
+    monkeypatch.setattr(sanitize, "examine", examine)
+    with pytest.raises(error):
+        sanitize.run(fake.folders, jobs=1, keep=keep)
+    assert len(fake.seen) < 8  # but for one that ran meanwhile
+
+
 def test_a_tool_that_does_not_end_is_stopped_and_does_not_hold(monkeypatch, tmp_path):
     """With all that it started: the calls under a tool are a process of their own, and hold its pipe."""
     tool = tmp_path / "compute-sanitizer"
@@ -294,6 +312,12 @@ def test_without_a_gpu_the_commands_say_so(words, small_package, tmp_path):
     filled = [word.format(package=small_package, out=tmp_path) for word in words]
     done = CliRunner().invoke(main, filled)
     assert done.exit_code == 2 and "torch sees no CUDA device" in done.output
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = CliRunner().invoke(main, ["gpu-session", "--part", "first_call", "--out", str(tmp_path / "file")])
+    assert done.exit_code == 2 and "no folder can be made there" in done.output
 
 
 def test_unknown_names_are_refused(small_package, tmp_path):
