@@ -31,6 +31,8 @@ TABLES = Path(__file__).parent / "tuning"
 FORMAT = "tileproof tuning 1"
 
 CAUSAL_FORMS = ("full", "causal")
+_CASE = {"arch", "d", "dv", "causal", "length_class", "date", "plans"}
+_ROW, _TILE = {"plan", "fast_memory_bytes", "relative"}, {"br", "bc"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +98,21 @@ def read(file: Path) -> dict[str, Any]:
         table = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise ToolError(f"{file}: not a tuning table: {error}") from None
-    if not isinstance(table, dict) or table.get("format") != FORMAT:
+    if not isinstance(table, dict) or table.get("format") != FORMAT or not _is_whole(table):
         raise ToolError(f"{file}: not a tuning table ({FORMAT})", "make it again with python -m verify tune")
     return table
+
+
+def _is_whole(table: Mapping[str, Any]) -> bool:
+    """Whether every case and every plan has what this module reads of it."""
+    cases = table.get("cases")
+    return (
+        "card" in table
+        and isinstance(cases, list)
+        and all(isinstance(case, dict) and case.keys() >= _CASE and isinstance(case["plans"], list) for case in cases)
+        and all(isinstance(row, dict) and row.keys() >= _ROW for case in cases for row in case["plans"])
+        and all(isinstance(row["plan"], dict) and row["plan"].keys() >= _TILE for c in cases for row in c["plans"])
+    )
 
 
 @cache

@@ -21,7 +21,7 @@ from typing import Any
 
 from codegen import tuned
 from codegen.devices import DEVICES, FEATURE_TARGETS
-from codegen.errors import PlanError
+from codegen.errors import PlanError, ToolError
 from codegen.plan import Change, Decision, MemoryPart, Rejection, Variant
 from codegen.plans import registers_sm90a
 from codegen.plans.registers_sm90a import REGISTERS
@@ -302,7 +302,7 @@ def shared_memory(problem: Problem, arch: str) -> tuple[int, str]:
 def decide(problem: Problem, arch: str) -> Decision:
     """The kernels of the wgmma target: one plan for all, or with tuned tiling one per mask form and length class.
 
-    Raises: PlanError when no tile is legal, or an override is not.
+    Raises: PlanError when no tile is legal, or an override is not; ToolError for a tuning table that is not right.
     """
     limit, reason = shared_memory(problem, arch)
     paper, changes, rejected = plan_tile(problem, limit)
@@ -318,7 +318,7 @@ def decide(problem: Problem, arch: str) -> Decision:
             if choice is None or choice.fast_memory_bytes > limit:
                 plans[case], notes[case] = replace(paper, causal=causal), changes
                 continue
-            plan = plans[case] = Sm90aPlan(d=problem.d, dv=problem.dv, **choice.fields)
+            plan = plans[case] = _measured(problem, choice)
             notes[case] = (Change(what=f"{paper.br} x {paper.bc} -> {plan.br} x {plan.bc}", why=choice.why),)
     missing = [case for case in plans if notes[case] is changes]
     if len(missing) == len(plans):  # the package of --tiling paper, which says that it is
@@ -327,6 +327,23 @@ def decide(problem: Problem, arch: str) -> Decision:
         what = f"{paper.br} x {paper.bc} as with --tiling paper"
         notes[case] += (Change(what=what, why=tuned.why_none(problem, arch)),)
     return _decision(problem, arch, plans, limit, reason, notes)
+
+
+def _measured(problem: Problem, choice: tuned.Choice) -> Sm90aPlan:
+    """The plan of a row of a tuning table.
+
+    Raises: ToolError where it is none of this planner's, or takes other memory than when it was measured.
+    """
+    again = f"python -m verify tune --arch sm90a --d {problem.d}" + f"/{problem.dv}" * (problem.dv != problem.d)
+    row = f"the tuning table of {choice.card} has a plan that is not this planner's"
+    try:
+        plan = Sm90aPlan(d=problem.d, dv=problem.dv, **choice.fields)
+    except (TypeError, PlanError) as error:
+        raise ToolError(f"{row}: {error}", f"measure it again: {again}") from None
+    if plan.fast_memory_bytes != choice.fast_memory_bytes:
+        why = f"{plan.br} x {plan.bc} takes {plan.fast_memory_bytes:,} bytes, not {choice.fast_memory_bytes:,}"
+        raise ToolError(f"{row}: {why}", f"measure it again: {again}")
+    return plan
 
 
 def _few_rows(problem: Problem, plan: Sm90aPlan) -> tuple[Change, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from codegen import lint, package, problem, render, tuned
-from codegen.errors import PlanError
+from codegen.errors import PlanError, ToolError
 from codegen.plans import registers_sm90a, sm90a
 from codegen.plans.sm90a import Sm90aPlan
 
@@ -159,6 +159,19 @@ def test_a_case_that_no_table_has_takes_the_papers_tile_and_says_so(tables):
         assert found.changes[f"sm90a_{key}/bf16"][-1].why.startswith(
             "none of the tuning tables (card) has a plan for it"
         )
+
+
+@pytest.mark.parametrize(
+    "change, why", [({}, "takes 90,400 bytes, not 10"), ({"bc": 100}, "granules"), ({"speed": 1}, "speed")]
+)
+def test_a_table_never_leads_beyond_the_budget_nor_to_another_planners_plan(tables, change, why):
+    plan = sm90a.make_plan(asked(d=64, sram_bytes=LIMIT), 192, 128, (2, 2), causal="full")
+    fields = {k: v for k, v in vars(plan).items() if k not in ("d", "dv")} | change
+    case = {"arch": "sm90a", "d": 64, "dv": 64, "causal": "full", "length_class": "long", "date": "today"}
+    case["plans"] = [{"plan": fields, "fast_memory_bytes": 10, "relative": 1}]
+    (tables / "card.json").write_text(json.dumps({"format": tuned.FORMAT, "card": "a card", "cases": [case]}))
+    with pytest.raises(ToolError, match=why):
+        decide(d=64, sram_bytes=64 * 1024, tiling="tuned", archs=["sm90a"])
 
 
 @pytest.mark.parametrize("causal, size", [("any", 4), ("full", 0), ("causal", 4)])

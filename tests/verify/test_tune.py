@@ -178,8 +178,10 @@ def test_the_reader_keeps_overrides_and_gives_nothing_for_what_was_not_measured(
     assert fastest(tables / "missing") is None
 
 
-def test_a_file_that_is_no_table_is_named(tables):
-    (tables / "a100.json").write_text('{"format": "another"}')
+@pytest.mark.parametrize("rest", [{}, {"cases": [{}]}, {"cases": 1}, {"cases": [case_row(plans=[{"plan": {}}])]}])
+@pytest.mark.parametrize("name", ["another", tuned.FORMAT])
+def test_a_file_that_is_no_table_is_named(tables, name, rest):
+    (tables / "a100.json").write_text(json.dumps({"format": name, "card": "a card", **rest}))
     tuned._tables.cache_clear()
     with pytest.raises(ToolError, match=r"a100\.json: not a tuning table"):
         fastest(tables)
