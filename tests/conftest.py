@@ -1,7 +1,7 @@
 """`pytest` without a path runs the whole suite, on two workers where pytest-xdist is installed.
 
 One worker takes nearly twice as long. A file stays with one worker, since its tests share packages that they compile.
-A path, `-n`, `-m` or `--pdb` on the command line is left as it is.
+A path, `-n`, `-m`, `--pdb` or `--trace` on the command line is left as it is.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     is_worker = hasattr(config, "workerinput")
     is_whole = config.args_source is not config.ArgsSource.ARGS
     asked = getattr(config.option, "numprocesses", 0)  # no such option without the plugin
-    has_choice = config.option.markexpr or config.option.usepdb  # `-m gpu`: one GPU for one process
+    words = ("markexpr", "usepdb", "trace")  # `-m gpu`: one GPU for one process. `-p no:debugging`: no usepdb
+    has_choice = any(getattr(config.option, word, False) for word in words)
     if is_whole and asked is None and not is_worker and not has_choice:
         config.option.numprocesses, config.option.dist = WORKERS, "loadfile"
