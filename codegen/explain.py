@@ -279,12 +279,12 @@ def _wrapped(text: str, indent: str) -> str:
 
 
 def _grouped(pairs: Iterable[tuple[Any, str]]) -> list[tuple[Any, list[str]]]:
-    """Keys with equal values together, both in the order of first appearance."""
+    """Keys with equal values together, each once, both in the order of first appearance."""
     groups: list[tuple[Any, list[str]]] = []
     for value, key in pairs:
         for known, keys in groups:
             if known == value:
-                keys.append(key)
+                keys += [key] if key not in keys else []
                 break
         else:
             groups.append((value, [key]))

@@ -23,12 +23,18 @@ READMES = tuple(_ROOT / f"{folder}README.md" for folder in ("", "verify/emulator
 )  # fmt: skip
 @json_option
 def report(check: bool, readmes: tuple[Path, ...], as_json: bool) -> None:
-    """Print the figures of the result files, and put them between the marks in the READMEs."""
+    """Print the figures of the result files, and put them between the marks in the READMEs.
+
+    With --check: say which README differs from them, and write nothing.
+    """
     from verify import report as figures
 
-    changed = {figures.refresh(readme, RESULTS, write=not check) for readme in readmes or READMES}
+    changed = [readme for readme in readmes or READMES if figures.refresh(readme, RESULTS, write=not check)]
     if as_json:
         click.echo(json.dumps(figures.collect(RESULTS), indent=1))
-    else:
+    elif not check:
         click.echo(figures.text(RESULTS))
-    sys.exit(1 if check and True in changed else 0)
+    if check and changed:
+        names = ", ".join(map(str, changed))
+        click.echo(f"not what the result files give: {names}; try python -m verify report", err=True)
+        sys.exit(1)
