@@ -16,11 +16,13 @@ to compare with, and not judged.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -163,16 +165,23 @@ def run(
     header = machine.describe(device)
     step(0, note="build")
     packages.load(folder).build()  # once, and not by the process that measures
-    lines = []
-    for dtype in dtypes:
-        for what in algorithms:
-            seen = []
-            for n in ascending:
-                step(note=f"{dtype}, {what}, N={n}")
-                asked = {"folder": str(folder.resolve()), "what": what, "device": device, "dtype": dtype,
-                         **vars(shape), "n": n, "rounds": rounds}  # fmt: skip
-                seen.append(tuple(point(asked)["bytes"]))
-            lines.append(Line(what, dtype, shape, ascending, tuple(seen)))
+    about = {"folder": str(folder.resolve()), "device": device, **vars(shape), "rounds": rounds}
+
+    def seen(place: tuple[str, str, int]) -> tuple[int, ...]:
+        dtype, what, n = place
+        found = point({**about, "what": what, "dtype": dtype, "n": n})["bytes"]
+        step(note=f"{dtype}, {what}, N={n}")
+        return tuple(found)
+
+    # On a GPU a process counts its own allocations, whatever runs beside it; resident sets are counted one at a time.
+    jobs = max(1, (os.cpu_count() or 1) // 2) if device == "cuda" else 1
+    places = list(itertools.product(dtypes, algorithms, ascending))
+    with ThreadPoolExecutor(jobs) as pool:
+        peaks = dict(zip(places, pool.map(seen, places), strict=True))
+    lines = [
+        Line(what, dtype, shape, ascending, tuple(peaks[dtype, what, n] for n in ascending))
+        for dtype, what in itertools.product(dtypes, algorithms)
+    ]
     return {
         "holds": all(one.holds is not False for one in lines),
         "counted": memory_point.COUNTED[device],
