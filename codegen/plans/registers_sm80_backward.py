@@ -6,9 +6,9 @@ addresses. The more k16 steps of S^T and dP^T are unrolled, the more operands pt
 unroll two and not four, but for those that were compiled one by one.
 
 Fitted with ptxas 13.0.88 for sm_80 and sm_90: tests/sm80/sweep_backward_registers.py compiles what the planner takes
-over widths and budgets; `registers_sm80_backward.json` is what it found. No accepted tile spills there. Not every tile of
-unequal d and dv was compiled: 64 x 64 keys at (d, dv) = (120, 96), (88, 128) and (88, 160) spills 4 to 8 bytes, 47 others drawn
-at random do not.
+over widths and budgets; `registers_sm80_backward.json` is what it found. No accepted tile spills there. Not every tile
+of unequal d and dv was compiled: 64 x 64 at (d, dv) = (120, 96), (88, 128) and (88, 160) spills 4 to 8 bytes, 47 others
+drawn at random do not.
 """
 
 from __future__ import annotations
