@@ -163,7 +163,7 @@ def code_for(arch: str) -> str:
 
 
 def launchers(folder: Path) -> dict[str, Path]:
-    """Unit ("sm80", "sm90a_0") -> a library with its C entry point, with line numbers, for this machine's GPU.
+    """Unit ("forward_sm80", "backward_sm80") -> a library with its C entry point and line numbers, for the GPU here.
 
     Raises: ToolError when it does not compile.
     """
@@ -178,18 +178,18 @@ def launchers(folder: Path) -> dict[str, Path]:
         units |= {unit: f"sm_{own}a" for unit in names if own == capability}
     made = {}
     for unit, on in units.items():
-        source = folder / "csrc" / f"forward_{unit}.cu"
         command = [*nvcc, "-O3", "-std=c++17", "-lineinfo", code_for(on), "-Xcompiler=-fPIC", "-shared"]
         key = hashlib.sha256("\0".join([facts["digest"], *command]).encode()).hexdigest()[:16]
-        library = packages.cache() / "launchers" / f"{unit}-{key}.so"
-        if not library.exists():
-            library.parent.mkdir(parents=True, exist_ok=True)
-            beside = library.with_name(f".{library.name}.{os.getpid()}")
-            done = subprocess.run([*command, str(source), "-o", str(beside)], capture_output=True, text=True)
-            if done.returncode:
-                raise ToolError(f"{source} does not compile: {' '.join(command)}", *done.stderr.splitlines()[:12])
-            beside.replace(library)
-        made[unit] = library
+        for source in sorted((folder / "csrc").glob(f"*ward_{unit}.cu")):  # forward and backward
+            library = packages.cache() / "launchers" / f"{source.stem}-{key}.so"
+            if not library.exists():
+                library.parent.mkdir(parents=True, exist_ok=True)
+                beside = library.with_name(f".{library.name}.{os.getpid()}")
+                done = subprocess.run([*command, str(source), "-o", str(beside)], capture_output=True, text=True)
+                if done.returncode:
+                    raise ToolError(f"{source} does not compile: {' '.join(command)}", *done.stderr.splitlines()[:12])
+                beside.replace(library)
+            made[source.stem] = library
     return made
 
 
@@ -201,7 +201,7 @@ def build(folder: Path) -> dict[str, Path]:
 
 def examine(folder: Path, tool: str, *, fault: str | None = None, timeout_s: float = TIMEOUT_S) -> Report:
     """Run the guarded calls of the package in `folder` under `tool`."""
-    words = [f"--launcher={target}={library}" for target, library in build(folder).items()]
+    words = [f"--launcher={unit}={library}" for unit, library in build(folder).items()]
     command = [sanitizer(folder), "--tool", tool, "--print-limit", "3"]
     command += [sys.executable, "-m", "verify.guarded", str(folder), *words, "--tool", tool]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
@@ -326,7 +326,7 @@ def figures_of(everything: Sequence[Job], done: dict[Job, Report], about: dict[s
         "kind": "sanitize",
         "device": "cuda",
         "machine": about,
-        "environment": "PYTORCH_NO_CUDA_MEMORY_CACHING=1; memcheck: outputs filled with NaN and between guard bytes",
+        "environment": "PYTORCH_NO_CUDA_MEMORY_CACHING=1; outputs filled with NaN and between guard bytes",
         "clean": [row for row in rows if row["fault"] is None],
         "planted": [row for row in rows if row["fault"] is not None],
         "missing": missing,

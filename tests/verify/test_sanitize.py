@@ -32,7 +32,7 @@ from verify.cases import CAUSAL
 def test_launchers_of_every_unit_compile_for_the_gpu_that_is_there(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     folder = gpu_packages.request(gpu_packages.SANITIZED_HOPPER[2])
-    assert set(sanitize.launchers(folder)) == {"sm80", "sm90a_0"}
+    assert set(sanitize.launchers(folder)) == {"forward_sm80", "forward_sm90a_0"}
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def watched(tool):
     found = {}
     for folder in gpu_packages.sanitized():
         plan = packages.plan(folder)
-        for step in guarded.steps(plan, "sm80", ["sm80"], guarded.EXTENTS[tool]):
+        for step in guarded.steps(plan, "sm80", ["forward_sm80", "backward_sm80"], guarded.EXTENTS[tool]):
             found.setdefault((folder, step.unit, step.dtype, step.variant is None), []).append(step)
     return found
 
@@ -160,18 +160,20 @@ def test_every_kernel_and_branch_runs_under_every_tool():
                 of_all = [{s.problem.name for s in made[key]} for key in made if (key[0], key[3]) == (folder, backward)]
                 assert max(map(len, of_all)) == len(guarded_problems.problems(16, 16))
         calls[tool] = sum(step.calls for steps in made.values() for step in steps)
-    sparing = 8 * (12 + 5) * (1 + 2)
+    one, whole_grid, sparing = 1 + 2, 8 * 2 * 12, 8 * (12 + 5)  # forward, and backward in both forms
     assert calls == {
-        "": 8 * 2 * 12 * (2 + 4), "memcheck": 8 * 2 * 12 * (2 + 2),
-        "racecheck": sparing, "initcheck": sparing, "synccheck": sparing,
+        "": 2 * one * whole_grid, "memcheck": 2 * one * whole_grid, "initcheck": 2 * one * sparing,
+        "racecheck": one * sparing, "synccheck": one * sparing,
     }  # fmt: skip
 
 
-def test_without_an_op_that_runs_the_kernel_its_entry_point_does():
+def test_a_kernel_that_the_op_does_not_take_here_runs_through_its_entry_point():
     plan = packages.plan(packages.emit(sanitize.host()))
-    steps = list(guarded.steps(plan, "sm90a", ["sm80"], guarded.SPARING))
-    assert steps and not any(step.here for step in steps) and {step.calls for step in steps} == {1}
-    assert all(step.variant for step in steps)
+    steps = list(guarded.steps(plan, "sm90a", ["forward_sm80", "backward_sm80"], guarded.EXTENTS["memcheck"]))
+    assert {step.entry: step.calls for step in steps} == {"forward_sm80": 1, "backward_sm80": 2}
+    assert not any(step.op_too for step in steps)
+    steps = list(guarded.steps(plan, "sm80", ["backward_sm80"], guarded.EXTENTS["memcheck"]))
+    assert {step.entry: step.calls for step in steps} == {"backward_sm80": 4}
 
 
 @pytest.fixture
