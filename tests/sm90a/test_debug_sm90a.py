@@ -60,7 +60,7 @@ def test_an_output_that_is_not_taken_over_is_noticed_at_its_tile(device):
 
 @pytest.mark.parametrize("place", BESIDE)
 def test_an_output_that_is_not_taken_over_beside_a_product_is_noticed(device, place):
-    """Two blocks take two query tiles of three key tiles each; the last two places come before the state after tile 0."""
+    """Two blocks take two query tiles of three key tiles each; the last two places come before the state of tile 0."""
     mutant = Mutant("o_not_rescaled", "", BESIDE[place], BESIDE[place].removesuffix(RESCALE), "csrc/forward_sm90a")
     tile = wrong_tile(mutant, PACKAGES[3], suite.Shape(nq=256, nk=700), device)
     assert (tile > 0) == (place == "in the loop")
