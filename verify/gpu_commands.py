@@ -24,7 +24,7 @@ from verify import machine, packages
 from verify.bench import geometric_mean
 
 if TYPE_CHECKING:
-    from verify.gpu_session import Session
+    from verify.gpu_run import Session
 
 Figures = dict[str, Any]
 Bar = dict[str, Any]
@@ -116,7 +116,7 @@ COMMANDS: dict[str, Command] = {
         ("bench", "--device", "cuda", "--backward", "--peers", "fa2,cudnn"), 240.0, backward_bars
     ),
     "training": Command(("real", "--training", "--device", "cuda"), 300.0),
-    "memory": Command(("memory", "--device", "cuda"), 120.0),
+    "memory": Command(("memory", "--device", "cuda"), 240.0),
 }  # fmt: skip
 
 

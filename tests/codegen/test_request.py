@@ -39,6 +39,7 @@ def test_sizes_of_any_integer_type_give_the_same_request():
 @pytest.mark.field("R093")
 def test_a_zero_dim_tensor_gives_the_same_request():
     import torch
+
     assert problem.make(sram_bytes=torch.tensor(65536), d=torch.tensor(64)) == problem.make(sram_bytes=65536, d=64)
 
 

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from codegen import package as rendered
-from verify import gpu_commands, gpu_packages, gpu_session, packages
+from verify import gpu_certificates, gpu_commands, gpu_packages, gpu_run, gpu_session, packages
 from verify.__main__ import main
 
 
@@ -47,8 +47,8 @@ def test_every_package_of_the_wgmma_parts_is_legal():
         assert (words.get("br", plan.br), words.get("bc", plan.bc)) == (plan.br, plan.bc)
     for words in gpu_packages.BACKWARD.values():
         assert rendered.decide(packages.request(**words))
-    assert 2 * gpu_session.CASES * len(gpu_packages.HOPPER) >= 500
-    assert 2 * gpu_session.BACKWARD_CASES * len(gpu_packages.BACKWARD) >= 500
+    assert 2 * gpu_certificates.CASES * len(gpu_packages.HOPPER) >= 500
+    assert 2 * gpu_certificates.BACKWARD_CASES * len(gpu_packages.BACKWARD) >= 500
 
 
 def test_the_parts_have_their_place():
@@ -102,7 +102,7 @@ def test_a_command_that_failed_does_not_hold_and_says_what_it_said():
 
 
 def test_a_part_keeps_what_its_command_wrote_before_it_was_stopped(tmp_path, monkeypatch):
-    session = gpu_session.Session(tmp_path, float("inf"), 1, lambda text: None)
+    session = gpu_run.Session(tmp_path, float("inf"), 1, lambda text: None)
 
     def stopped(words, *, most, **environment):
         (tmp_path / "memory.json").write_text('{"kind": "memory", "holds": true, "rows": [1]}')

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from verify import gpu_packages, gpu_session, sanitize
+from verify import gpu_packages, gpu_run, gpu_session, gpu_tests, sanitize
 
 PASSING = "import pytest\npytestmark = pytest.mark.gpu\ndef test_first():\n    pass\n"
 FILES = {
@@ -23,11 +23,11 @@ FILES = {
 @pytest.fixture
 def session_of(tmp_path, monkeypatch):
     """Makes a session in a checkout with these files in tests/gpu; its `kept` are all figures that it kept."""
-    monkeypatch.setattr(gpu_session.machine, "describe", lambda device: {"gpu": {"model": "none"}})
-    monkeypatch.setattr(gpu_session, "ROOT", tmp_path)
+    monkeypatch.setattr(gpu_tests.machine, "describe", lambda device: {"gpu": {"model": "none"}})
+    monkeypatch.setattr(gpu_run, "ROOT", tmp_path)
     (tmp_path / "tests" / "gpu").mkdir(parents=True)
 
-    class Kept(gpu_session.Session):
+    class Kept(gpu_run.Session):
         kept: list
 
         def keep(self, part, figures):
@@ -50,7 +50,7 @@ def states(figures):
 
 def test_the_rows_of_all_files_are_in_one_result(session_of):
     session = session_of("passes", "skips")
-    gpu_session.tests(session)
+    gpu_tests.tests(session)
     first, last = session.kept
     assert last["holds"] and (last["passed"], last["failed"], last["skipped"], last["output"]) == (3, 0, 1, "")
     assert list(states(last)) == [f"test_{x}::test_{y}" for x in ("passes", "skips") for y in ("first", "second")]
@@ -62,7 +62,7 @@ def test_the_rows_of_all_files_are_in_one_result(session_of):
 @pytest.mark.parametrize("bad", ["fails", "dies", "unmarked"])
 def test_a_file_that_does_not_end_well_is_a_failure_with_the_end_of_its_output(session_of, bad):
     session = session_of("passes", bad)
-    gpu_session.tests(session)
+    gpu_tests.tests(session)
     last = session.kept[-1]
     assert not last["holds"] and last["failed"] == 1 and last["passed"] == (3 if bad == "fails" else 2)
     where = "tests/gpu/test_" + bad + ".py"
@@ -73,7 +73,7 @@ def test_a_file_that_does_not_end_well_is_a_failure_with_the_end_of_its_output(s
 
 def test_a_file_that_runs_out_of_time_says_which_tests_had_ended(session_of):
     session = session_of("hangs", seconds=15.0)
-    gpu_session.tests(session)
+    gpu_tests.tests(session)
     last = session.kept[-1]
     assert not last["holds"] and states(last) == {"tests/gpu/test_hangs.py": "failed"}
     assert "test_first PASSED" in last["output"] and "test_second PASSED" not in last["output"]
@@ -81,10 +81,10 @@ def test_a_file_that_runs_out_of_time_says_which_tests_had_ended(session_of):
 
 
 def test_the_slow_files_start_first():
-    names = [file.name for file in gpu_session.files_of_tests(gpu_session.ROOT / "tests" / "gpu")]
-    assert set(gpu_session.SLOWEST_TESTS) == set(names[:2]) and names[2:] == sorted(names[2:])
-    alone = gpu_session.ROOT / "tests" / "gpu" / "test_gpu_sm90a.py"
-    assert gpu_session.files_of_tests(alone) == [alone]
+    names = [file.name for file in gpu_tests.files_of_tests(gpu_run.ROOT / "tests" / "gpu")]
+    assert set(gpu_tests.SLOWEST_TESTS) == set(names[:2]) and names[2:] == sorted(names[2:])
+    alone = gpu_run.ROOT / "tests" / "gpu" / "test_gpu_sm90a.py"
+    assert gpu_tests.files_of_tests(alone) == [alone]
 
 
 def test_the_sanitizers_keep_every_report_and_have_all_the_jobs(session_of, monkeypatch):

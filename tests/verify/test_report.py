@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from codegen.errors import CheckFailed
 from verify import __main__ as cli
-from verify import bench, gpu_commands, gpu_packages, gpu_session, kernel_hashes, machine, report
+from verify import bench, gpu_commands, gpu_packages, gpu_run, kernel_hashes, machine, report
 from verify.commands import report as command
 
 
@@ -84,7 +84,7 @@ def test_a_header_names_machine_versions_command_and_load(monkeypatch):
 
 def test_the_figures_of_a_gpu_are_for_the_kernels_as_they_are_emitted_today():
     """A certificate made on a GPU stays true as long as the kernels' code does: hashes without comments."""
-    stated = json.loads((gpu_session.ROOT / "verify/results/certificates_cuda_h200.json").read_text())["packages"]
+    stated = json.loads((gpu_run.ROOT / "verify/results/certificates_cuda_h200.json").read_text())["packages"]
     for name, words in gpu_packages.PACKAGES.items():
         kernels = stated[name]["kernels"]
         assert kernel_hashes.of(gpu_packages.request(words), among=kernels) == kernels, name

@@ -18,6 +18,7 @@ from verify import (
     entry_points,
     gpu_packages,
     gpu_session,
+    gpu_tests,
     guarded,
     guarded_problems,
     kernel_hashes,
@@ -303,7 +304,7 @@ def test_a_junit_file_is_read(tmp_path):
         '</properties></testcase><testcase classname="a" name="t2"><failure message="m">no</failure></testcase>'
         '<testcase classname="a" name="t3"><skipped/></testcase></testsuite></testsuites>'
     )
-    rows = gpu_session.junit(file)
+    rows = gpu_tests.junit(file)
     assert [r["state"] for r in rows] == ["passed", "failed", "skipped"]
     assert rows[0] == {"test": "a::t1", "state": "passed", "seconds": 0.5, "x": "1"}
 
