@@ -1,6 +1,6 @@
 # Emitted by tileproof 0.1.0: codegen --sram 192KB --d 128
 # Do not edit: `codegen --check` compares it with a regeneration.
-# Templates: sha256 7d2597a73355c16c
+# Templates: sha256 38549c66957645b4
 """Exact attention kernels for d=128, dv=128, planned for 196608 bytes of fast memory.
 
     from attn_d128_sram192k import attention
@@ -14,7 +14,13 @@ The kernels are compiled on first use and cached (see build.py). This does it ah
 The results are differentiable by q, k and v (on cpu and cuda tensors), so models that use it train.
 """
 
+import sys
+
 from .build import BuildError, build
-from .op import attention, isas, path
+
+# The command above compiles, for which it need not wait until torch is imported. While Python looks for the module of
+# -m, which imports this one, argv[0] is "-m"; the word before the arguments is the module's name.
+if sys.argv[:1] != ["-m"] or sys.orig_argv[-len(sys.argv)] != __name__:
+    from .op import attention, isas, path
 
 __all__ = ["BuildError", "attention", "build", "isas", "path"]

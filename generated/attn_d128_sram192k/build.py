@@ -1,6 +1,6 @@
 # Emitted by tileproof 0.1.0: codegen --sram 192KB --d 128
 # Do not edit: `codegen --check` compares it with a regeneration.
-# Templates: sha256 fcf3540578dda836
+# Templates: sha256 f4f50dd6cf0e87f1
 """Finds or makes the compiled library for a device: one for CPU tensors, one for CUDA tensors, when first needed.
 
 A finished library is in the cache (cache.py) under a key: the hash of this package's content, the commands, the
@@ -26,9 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from . import cache, contents, recipe
+from . import cache, contents, installed_torch, recipe
 from .cache import BuildError
 
 
@@ -44,7 +42,7 @@ def build(*, cuda_archs: Sequence[str] | None = None) -> dict[str, Path]:
     libraries = {}
     if recipe.CPU_ISAS:
         libraries["cpu"] = library("cpu")
-    if recipe.CUDA_TARGETS and (cuda_archs or (cuda_archs is None and torch.cuda.is_available())):
+    if recipe.CUDA_TARGETS and (cuda_archs or (cuda_archs is None and installed_torch.sees_a_gpu())):
         libraries["cuda"] = library("cuda", cuda_archs)
     return libraries
 
@@ -90,7 +88,7 @@ def wheel(out: Path | str, *, cuda_archs: Sequence[str] | None = None) -> Path:
     for kind, file in build(cuda_archs=cuda_archs).items():
         label: dict[str, Any] = {"content": contents.fingerprint(), "machine": platform.machine()}
         if kind == "cuda":
-            label |= {"capabilities": recipe.capabilities_of(cuda_archs), "cuda": torch.version.cuda}
+            label |= {"capabilities": recipe.capabilities_of(cuda_archs), "cuda": installed_torch.facts().cuda}
         extra.append((f"{contents.LIBRARY_FOLDER}/{kind}.so", file.read_bytes()))
         extra.append((f"{contents.LIBRARY_FOLDER}/{kind}.json", json.dumps(label, indent=1).encode()))
     return contents.write_wheel(Path(out), extra, tag=f"py3-none-linux_{platform.machine()}")
@@ -123,7 +121,7 @@ def _shipped(kind: str, capabilities: Sequence[int]) -> Path | None:
     label = json.loads(file.with_suffix(".json").read_text())
     fits = label["content"] == contents.fingerprint() and label["machine"] == platform.machine()
     if kind == "cuda":
-        same_cuda = label["cuda"].split(".")[0] == (torch.version.cuda or "").split(".")[0]
+        same_cuda = label["cuda"].split(".")[0] == (installed_torch.facts().cuda or "").split(".")[0]
         fits = fits and same_cuda and set(capabilities) <= set(label["capabilities"])
     return file if fits else None
 
@@ -132,7 +130,8 @@ def _require_platform() -> None:
     machine = platform.machine()
     if sys.platform != "linux" or machine not in ("x86_64", "aarch64"):
         raise BuildError(f"the kernels are for Linux on x86-64 and aarch64; this is {platform.system()} on {machine}")
-    release = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    version = installed_torch.facts().version
+    release = re.match(r"(\d+)\.(\d+)", version)
     if release is None or (int(release[1]), int(release[2])) < recipe.TORCH_MINIMUM:
         oldest = ".".join(map(str, recipe.TORCH_MINIMUM))
-        raise BuildError(f"the kernels need torch {oldest} or later; this is {torch.__version__}")
+        raise BuildError(f"the kernels need torch {oldest} or later; this is {version}")

@@ -1,6 +1,6 @@
 # Emitted by tileproof 0.1.0: codegen --sram 192KB --d 128
 # Do not edit: `codegen --check` compares it with a regeneration.
-# Templates: sha256 d244832e19a84335
+# Templates: sha256 5eef6da899861e2a
 """What to compile for a device, and with which commands.
 
 The compilers are run directly. torch.utils.cpp_extension.load cannot build without loading: a build for another
@@ -15,14 +15,15 @@ import platform
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
-from . import contents, toolchain
+from . import contents, installed_torch, toolchain
 from .cache import BuildError
 
-NAMESPACE = "tileproof_attn_d128_sram192k_9c7e74c3f8ec"
+if TYPE_CHECKING:
+    import torch
+
+NAMESPACE = "tileproof_attn_d128_sram192k_4a77493df43c"
 # The oldest torch whose stable ABI the bindings use, as (major, minor).
 TORCH_MINIMUM = (2, 10)
 KERNEL_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast")
@@ -71,9 +72,10 @@ class Recipe(NamedTuple):
 
 def needs(capabilities: Sequence[int] = ()) -> dict[str, Any]:
     """What a library must have been built for to serve here, whatever compiled it."""
+    installed = installed_torch.facts()
     return {
         "content": contents.fingerprint(),
-        "torch": [str(torch.__version__), torch.version.git_version, torch.compiled_with_cxx11_abi()],
+        "torch": [installed.version, installed.commit, installed.cxx11_abi],
         "machine": platform.machine(),
         "capabilities": list(capabilities),
     }
@@ -99,14 +101,15 @@ def cuda(capabilities: Sequence[int]) -> Recipe:
 
     Raises: BuildError.
     """
-    if torch.version.cuda is None:
-        raise BuildError(f"torch {torch.__version__} has no CUDA: a CUDA library would have nothing to link to")
+    installed = installed_torch.facts()
+    if installed.cuda is None:
+        raise BuildError(f"torch {installed.version} has no CUDA: a CUDA library would have nothing to link to")
     chosen = {capability: target_for(capability) for capability in capabilities}
     compiler, toolkit = toolchain.cxx(), toolchain.cuda_toolkit()
     release = re.search(r"cuda_(\d+)\.", toolkit.nvcc.version)
-    if release is None or release[1] != torch.version.cuda.split(".")[0]:
+    if release is None or release[1] != installed.cuda.split(".")[0]:
         raise BuildError(
-            f"torch was built for CUDA {torch.version.cuda}, the toolkit in {toolkit.home} is {toolkit.nvcc.version}; "
+            f"torch was built for CUDA {installed.cuda}, the toolkit in {toolkit.home} is {toolkit.nvcc.version}; "
             "set CUDA_HOME to one with the same first number"
         )
     kernels = "".join(f"X({capability}, {target})" for capability, target in chosen.items())
@@ -140,7 +143,7 @@ def compile_into(folder: Path, recipe: Recipe) -> None:
 
     Raises: BuildError.
     """
-    places = {"{torch}": str(Path(torch.__file__).resolve().parent), "{csrc}": str(contents.FOLDER / "csrc")}
+    places = {"{torch}": str(installed_torch.facts().folder), "{csrc}": str(contents.FOLDER / "csrc")}
     *compile_steps, link = [_placed(step, places) for step in recipe.steps]
     toolchain.run_all(compile_steps, folder)
     toolchain.run_all([link], folder)
@@ -155,6 +158,8 @@ def capabilities_of(cuda_archs: Sequence[str] | None) -> list[int]:
     Raises: BuildError.
     """
     if cuda_archs is None:
+        import torch  # not above: a build that asks no GPU does not wait for it
+
         if not torch.cuda.is_available():
             raise BuildError("torch sees no GPU; to compile for one that is elsewhere, say build(cuda_archs=['sm_90'])")
         return sorted({capability_of(torch.device("cuda", i)) for i in range(torch.cuda.device_count())})
@@ -170,6 +175,8 @@ def capabilities_of(cuda_archs: Sequence[str] | None) -> list[int]:
 
 def capability_of(device: torch.device) -> int:
     """10 * major + minor."""
+    import torch
+
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
 
@@ -196,7 +203,7 @@ def _binding_flags() -> tuple[str, ...]:
     version = TORCH_MINIMUM[0] << 56 | TORCH_MINIMUM[1] << 48
     return (
         "-O1", "-std=c++17", "-fPIC", "-fvisibility=hidden", f"-DTILEPROOF_NAMESPACE={NAMESPACE}",
-        f"-DTORCH_TARGET_VERSION={version:#x}ULL", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+        f"-DTORCH_TARGET_VERSION={version:#x}ULL", f"-D_GLIBCXX_USE_CXX11_ABI={int(installed_torch.facts().cxx11_abi)}",
         "-isystem", "{torch}/include",
     )  # fmt: skip
 

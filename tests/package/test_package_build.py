@@ -7,9 +7,12 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import filelock
 import pytest
 import torch
 
@@ -319,3 +322,90 @@ def test_what_was_built_is_on_record(packages, folder, own_cache, compiles, capf
     assert sorted(p.name for p in library.parent.iterdir()) == ["build.json", "cpu.so"]
     record = json.loads((library.parent / "build.json").read_text())
     assert record["torch"][0] == str(torch.__version__) and record["content"] == attn.op.contents.fingerprint()
+
+
+def command(folder, *flags):
+    """`python -m PACKAGE build` in a process of its own."""
+    line = [sys.executable, *flags, "-m", folder.name, "build"]
+    return subprocess.run(line, cwd=folder.parent, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_the_command_builds_without_importing_torch(folder, own_cache, compiles):
+    done = command(folder, "-X", "importtime")
+    assert done.returncode == 0 and compiles() == OBJECTS
+    modules = {line.split("|")[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "attn_test.recipe" in modules and "attn_test.op" not in modules
+    assert not {name for name in modules if name.split(".")[0] == "torch"}
+
+
+def test_a_first_call_finds_what_the_command_has_built(packages, folder, own_cache, compiles):
+    """The key that is made without torch is the key that is made with it."""
+    kind, file = command(folder).stdout.strip().split(" ", 1)
+    assert kind == "cpu" and packages.imported(folder).build() == {"cpu": Path(file)}
+    assert compiles() == OBJECTS
+
+
+def test_the_facts_of_torch_do_not_depend_on_its_import(packages, folder, monkeypatch):
+    packages.imported(folder, "attn_facts")
+    import attn_facts.installed_torch as installed_torch
+
+    imported = installed_torch.facts()
+    monkeypatch.delitem(sys.modules, "torch")
+    assert installed_torch.facts() == imported and "torch" not in sys.modules
+    assert (imported.folder / "include" / "torch" / "csrc" / "stable").is_dir()
+
+
+@pytest.mark.parametrize("driver", [False, True])
+def test_torch_is_asked_for_gpus_where_there_is_a_driver(folder, driver):
+    script = f"""if True:
+        import importlib.util, sys
+        spec = importlib.util.spec_from_file_location("installed_torch", {str(folder / "installed_torch.py")!r})
+        installed_torch = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(installed_torch)
+        installed_torch._has_nvidia_driver = lambda: {driver}
+        print(installed_torch.facts().hip is None, installed_torch.sees_a_gpu(), "torch" in sys.modules)
+    """
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], cwd="/", capture_output=True, text=True,
+                          check=False, timeout=120)  # fmt: skip
+    not_hip, sees, imported = done.stdout.split()
+    assert imported == str(driver or not_hip == "False")
+    assert sees == str(imported == "True" and torch.cuda.is_available())
+
+
+def test_the_driver_is_looked_for_as_the_cuda_runtime_does(packages, folder, monkeypatch):
+    packages.imported(folder, "attn_driver")
+    import attn_driver.installed_torch as installed_torch
+
+    names = []
+    with monkeypatch.context() as patch:
+        patch.setattr(installed_torch.ctypes, "CDLL", names.append)
+        assert installed_torch._has_nvidia_driver() and names == ["libcuda.so.1"]
+    if torch.cuda.is_available():
+        assert installed_torch._has_nvidia_driver()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: "asked")
+    assert installed_torch.sees_a_gpu() == "asked"  # torch is imported: what it says holds
+
+
+def test_without_torch_the_command_says_what_an_import_says(folder, own_cache, tmp_path):
+    """filelock alone on the path: an environment that torch was never installed in."""
+    site = tmp_path / "site"
+    shutil.copytree(Path(filelock.__file__).parent, site / "filelock")
+    (site / folder.name).symlink_to(folder)
+    line = [sys.executable, "-S", "-m", folder.name, "build"]
+    done = subprocess.run(line, cwd=site, capture_output=True, text=True, check=False, timeout=120,
+                          env={**os.environ, "PYTHONPATH": ""})  # fmt: skip
+    assert done.returncode == 1 and done.stderr.endswith("ModuleNotFoundError: No module named 'torch'\n")
+
+
+@pytest.mark.parametrize("module", ["app", "app.train"])
+def test_a_program_started_with_m_gets_the_whole_package(folder, tmp_path, module):
+    """Python is still looking for its module when the package is imported, as it is for the package's own command."""
+    app = tmp_path / "app"
+    app.mkdir()
+    (app / "__init__.py").write_text("from attn_test import attention\n")
+    for name in ("__main__", "train"):
+        (app / f"{name}.py").write_text("import attn_test; print(callable(attn_test.attention))\n")
+    line = [sys.executable, "-m", module, "attn_test", "build"]
+    environment = {**os.environ, "PYTHONPATH": f"{folder.parent}{os.pathsep}{tmp_path}"}
+    done = subprocess.run(line, cwd="/", env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout == "True\n", done.stderr

@@ -15,7 +15,7 @@
 // v3 fp16: Br=96 Bc=80, 189056 bytes of fast memory (Q panels 49152, O panels 49152, row statistics 1152, S panel 7680, K block 40960, V block 40960)
 // baseline fp16: Br=96 Bc=88, 193792 bytes of fast memory (Q panels 49152, O panels 49152, row statistics 1152, S panel 4224, K block 45056, V block 45056)
 // FLOPs per head without a mask: 512 * Nq * Nk
-// Templates: sha256 129d87ae783c7c6b
+// Templates: sha256 e0b66cde954834cc
 //
 // How elements lie in memory and become vectors of the type that the kernel computes in, and back.
 // Loading is exact, subnormals included. Storing rounds to nearest, ties to even; NaN stays NaN.
@@ -95,7 +95,7 @@ template <>
 struct Storage<Float16> {  // 5 exponent bits, 10 fraction bits
   static constexpr bool kAsComputed = false;
 #if defined(__F16C__)
-  static constexpr int kNearest = 8;  // of vcvtps2ph: to nearest, ties to even, whatever MXCSR says; no exception flag
+  static constexpr int kNearest = 0;  // of vcvtps2ph: to nearest, ties to even, whatever MXCSR says
 #endif
 
   template <int kLanes>
