@@ -21,6 +21,7 @@ from typing import Any
 
 from codegen.errors import CheckFailed
 from verify import bench_backward
+from verify.bench_check import Expected
 from verify.cases import torch_dtype
 from verify.progress import Step, silent
 
@@ -159,7 +160,7 @@ def alternate(
 def time_cell(attn: ModuleType, cell: Cell, *, rounds: int = 7) -> Timing:
     """Time one cell on the CPU; the peer is torch's default.
 
-    Raises: CheckFailed when a backward pass, ours or the peer's, gives other gradients.
+    Raises: CheckFailed when O, or in a backward pass a gradient, is beyond its bound, of ours or of the peer.
     """
     import torch
     from torch.nn import functional
@@ -174,15 +175,21 @@ def time_cell(attn: ModuleType, cell: Cell, *, rounds: int = 7) -> Timing:
     def sdpa(q: Any, k: Any, v: Any) -> Any:
         return functional.scaled_dot_product_attention(q, k, v, is_causal=cell.causal)
 
+    def require(found: dict[str, str | None]) -> None:
+        for name, wrong in found.items():
+            if wrong is not None:
+                raise CheckFailed(f"{name} on {cell}: {wrong}", "nothing is timed that is not attention")
+
     if cell.backward:
         work = bench_backward.BackwardPass(q, k, v, do, causal=cell.causal, dtype=cell.dtype)
         prepared = {"ours": work.of_package(attn), "torch": work.of_torch(sdpa)}
-        for name, (_, wrong) in prepared.items():
-            if wrong is not None:
-                raise CheckFailed(f"{name} on {cell}: {wrong}", "nothing is timed that is not a backward pass")
+        require({name: wrong for name, (_, wrong) in prepared.items()})
         mine, theirs = alternate(prepared["ours"][0], {"torch": prepared["torch"][0]}, rounds=rounds)
     else:
+        expected = Expected(q, k, v, causal=cell.causal, dtype=cell.dtype)
+        of_torch = Expected(q, k, v, causal=cell.causal, dtype=cell.dtype, torch_on_cpu=True)
         with torch.no_grad():
+            require({"ours": expected.difference(ours()), "torch": of_torch.difference(sdpa(q, k, v))})
             mine, theirs = alternate(ours, {"torch": lambda: sdpa(q, k, v)}, rounds=rounds)
     return Timing(cell, mine, theirs)
 

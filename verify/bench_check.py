@@ -1,8 +1,8 @@
 """Is a call that is about to be timed the right call? Sampled rows of its output against float64, under the bound.
 
-A benchmark that times a wrong mask, a wrong scale or an unwritten output shows a wonderful figure. So every call on a
-GPU and every backward pass on a CPU, ours and the peers', is heard once on the very tensors that are timed: some rows
-of two heads, the first rows (which see one key, two keys, ... under a causal mask) and the last ones among them.
+A benchmark that times a wrong mask, a wrong scale or an unwritten output shows a wonderful figure. So every call, ours
+and the peers', is heard once on the very tensors that are timed: some rows of two heads, the first rows (which see one
+key, two keys, ... under a causal mask) and the last ones among them.
 
 The bound is the probabilistic one of verify/bounds, which is far tighter than the worst case and holds for random
 inputs such as these. On a GPU one arithmetic stands for all, because a peer's is not known: that of mma.sync, 16-bit

@@ -6,8 +6,10 @@ import json
 import math
 
 import pytest
+import torch
 from click.testing import CliRunner
 
+from codegen.errors import CheckFailed
 from verify import bench, bench_report, packages
 from verify.__main__ import main
 
@@ -110,3 +112,14 @@ def test_every_command_has_help():
         done = CliRunner().invoke(main, [command, "--help"])
         assert done.exit_code == 0 and ("--json" in done.output or command == "gpu-session")  # it writes JSON files
     assert packages.cache().name == "packages"
+
+
+@pytest.mark.parametrize("whose", ["ours", "torch"])
+def test_a_forward_pass_that_is_wrong_is_not_timed(small_package, monkeypatch, whose):
+    attn, cell = packages.load(small_package), bench.Cell(dtype="float32", d=32, n=40, causal=True)
+    assert bench.time_cell(attn, cell, rounds=1).ours
+    home, name = (attn, "attention") if whose == "ours" else (torch.nn.functional, "scaled_dot_product_attention")
+    right = getattr(home, name)
+    monkeypatch.setattr(home, name, lambda *tensors, **words: right(*tensors, **words) * 1.001)
+    with pytest.raises(CheckFailed, match=f"{whose} on float32 d=32 N=40 causal: batch 0, head"):
+        bench.time_cell(attn, cell, rounds=1)
