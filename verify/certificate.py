@@ -305,6 +305,22 @@ def key(device: Device) -> str:
     return f"{device.name} {device.arch}" if hasattr(device, "arch") else device.name
 
 
+def stated_devices(folder: Folder) -> dict[str, Any]:
+    """What the package's certificate says, by device; nothing where it is of other files than these, or not there."""
+    try:
+        before = json.loads((folder / FILE).read_text())
+        if before.get("digest") == packages.plan(folder)["digest"] and before.get("format") == FORMAT:
+            return dict(before["devices"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass
+    return {}
+
+
+def is_poorer(stated: dict[str, Any], before: dict[str, Any]) -> bool:
+    """Whether figures without a violation rest on fewer cases than those before: they take nothing from them."""
+    return bool(stated["holds"]) and int(stated["cases"]) < int(before["cases"])
+
+
 def write(folder: Folder, device: str, stated: dict[str, Any]) -> Folder:
     """Put one device's figures into the package's certificate; returns its path.
 
@@ -317,13 +333,7 @@ def write(folder: Folder, device: str, stated: dict[str, Any]) -> Folder:
             f"{folder}: {changed[0]} is not the file that plan.json names, so the package gets no {FILE}",
             "try codegen --check, or emit it again",
         )
-    devices: dict[str, Any] = {}
-    try:
-        before = json.loads(file.read_text())
-        if before.get("digest") == plan["digest"] and before.get("format") == FORMAT:
-            devices = before["devices"]
-    except (OSError, ValueError, KeyError, AttributeError):
-        pass
+    devices = stated_devices(folder)
     devices[device] = stated
     packages.write_json(
         file,

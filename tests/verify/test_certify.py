@@ -172,6 +172,23 @@ def test_the_command_prints_a_table_and_writes_the_certificate(small_package, tm
     assert json.loads((folder / certificate.FILE).read_text())["devices"]["cpu"]["seed"] == 4
 
 
+def test_a_smaller_run_leaves_the_certificate_of_a_larger_one(small_package, tmp_path):
+    folder = shutil.copytree(small_package, tmp_path / small_package.name)
+    certificate.write(folder, "cpu", {"cases": 100, "holds": True})
+    few = ["certify", str(folder), "--cases", "1", "--no-balls"]
+    done = CliRunner().invoke(main, few)
+    assert done.exit_code == 0 and "keeps its 100 cases on cpu: these are 1; delete it" in done.stderr
+    assert certificate.stated_devices(folder) == {"cpu": {"cases": 100, "holds": True}}
+    (folder / certificate.FILE).unlink()
+    assert CliRunner().invoke(main, few).exit_code == 0
+    assert certificate.stated_devices(folder)["cpu"]["cases"] == 1
+
+
+@pytest.mark.parametrize(("holds", "cases", "poorer"), [(True, 9, True), (True, 10, False), (False, 9, False)])
+def test_a_violation_is_written_however_few_the_cases(holds, cases, poorer):
+    assert certificate.is_poorer({"holds": holds, "cases": cases}, {"holds": True, "cases": 10}) is poorer
+
+
 def test_a_violation_exits_1_and_says_how_to_see_it_again(small_package, monkeypatch):
     run = devices.Cpu.run
 

@@ -71,7 +71,14 @@ def certify(
     if edited:
         click.echo(f"verify: no certificate is written: {edited[0]} is not the file that plan.json names", err=True)
     elif only is None and path is None and (record.runs or record.violations):
-        certificate.write(folder, certificate.key(where), stated)
+        before = certificate.stated_devices(folder).get(certificate.key(where))
+        if before is not None and certificate.is_poorer(stated, before):
+            click.echo(
+                f"verify: {certificate.FILE} keeps its {before['cases']} cases on {certificate.key(where)}: these are "
+                f"{stated['cases']}; delete it to have them instead", err=True,
+            )  # fmt: skip
+        else:
+            certificate.write(folder, certificate.key(where), stated)
     for text in record.violations[:10]:
         click.echo(text, err=True)
     if not record.runs and not record.violations:
