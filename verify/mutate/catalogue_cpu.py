@@ -199,7 +199,7 @@ MUTANTS = (
            number="62", probe="whole tiles"),
     Mutant("output_truncated", "O is truncated to bf16", "const Wide rounded = bits + 0x7fff + (bits >> 16 & 1);",
            "const Wide rounded = bits;", _STORAGE, number="63", dtype="bf16", probe="whole tiles"),
-    Mutant("output_truncated_fp16", "O is truncated to fp16", "kNearest = 8;", "kNearest = 11;", _STORAGE,
+    Mutant("output_truncated_fp16", "O is truncated to fp16", "kNearest = 0;", "kNearest = 3;", _STORAGE,
            number="63b", dtype="fp16", probe="whole tiles",
            more=((" + 0xfff + (magnitude >> 13 & 1)) >> 13", ") >> 13"),)),
     Mutant("o_not_cleared", "O starts as what was there: NaN", "memset(w.o[p], 0, sizeof w.o[p]);",
