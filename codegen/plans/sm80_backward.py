@@ -99,6 +99,17 @@ class KeyTiles(Widths):
         return self.br // self.row_warps
 
     @property
+    def pairs(self) -> int:
+        """Float32 registers of S^T and dP^T."""
+        return self.key_tiles * self.rows
+
+    @property
+    def sums(self) -> int:
+        """Float32 registers of dK and dV."""
+        columns = _share(_blocks(self.d_padded), self.row_warps) + _share(_blocks(self.dv_padded), self.row_warps)
+        return 8 * self.key_tiles * columns
+
+    @property
     def panel_p(self) -> int:
         return panel(self.br)
 
@@ -120,8 +131,9 @@ class KeyTiles(Widths):
     @property
     def dq_passes(self) -> int:
         """In how many passes over the keys a warp makes its dQ: its columns then take the place of S^T and dP^T."""
-        room = max(self.key_tiles * self.rows, ENOUGH_DQ) // (8 * self.dq_row_tiles)
-        return _share(_share(_blocks(self.d_padded), self.dq_column_warps), max(1, room))
+        room = max(self.pairs, ENOUGH_DQ) // (8 * self.dq_row_tiles)
+        columns = _share(_blocks(self.d_padded), self.dq_column_warps)
+        return registers.dq_passes(self, columns, _share(columns, max(1, room)))
 
     @property
     def dq_columns(self) -> int:
@@ -153,9 +165,7 @@ class KeyTiles(Widths):
     @cached_property
     def accumulators(self) -> int:
         """Float32 registers per thread at the worst place: dK and dV beside S^T and dP^T, or beside dQ."""
-        columns = _share(_blocks(self.d_padded), self.row_warps) + _share(_blocks(self.dv_padded), self.row_warps)
-        dq = 8 * self.dq_row_tiles * self.dq_columns
-        return 8 * self.key_tiles * columns + max(self.key_tiles * self.rows, dq)
+        return self.sums + max(self.pairs, 8 * self.dq_row_tiles * self.dq_columns)
 
     @property
     def q_bytes(self) -> int:

@@ -9,8 +9,11 @@ import subprocess
 
 import pytest
 
+from codegen import problem
+from codegen.plans import sm80_backward
 from codegen.plans.sm80_backward import KeyTiles, QueryTiles, Sm80BackwardPlan
 from tests.sm80 import backward_units as units
+from tests.sm80.backward_tiles_alone import ARCHS, compile_together
 from tests.sm80.test_compile_sm80 import has_nvcc
 from verify import ptxas
 
@@ -34,13 +37,31 @@ def test_other_widths_compile_without_spills(tmp_path, d, dv):
     assert_clean(ptxas.write_backward_plan(tmp_path, units.plan_of(units.make_problem(d, dv, sram_kb=192))))
 
 
-def test_a_tile_beyond_the_rule_spills(tmp_path):
-    """The gate and the rule speak of the same thing: twice the rows per warp do not hold."""
+@pytest.mark.parametrize("d, dv, arch, kb", [
+    (120, 96, "sm90", 99), (88, 128, "sm80", 80), (88, 160, "sm90", 128),  # two row warps, dQ in one pass
+    (88, 88, "sm80", 60), (96, 216, "sm80", 116),  # one row warp; fewer rows
+    (240, 240, "sm90", 227),  # passes of dQ of unequal length
+    (96, 32, "sm80", 163),  # 64 rows per warp beside dK and dV
+    (32, 192, "sm90", 227),  # query_tiles, four of twelve steps unrolled
+])  # fmt: skip
+def test_what_a_wider_rule_let_spill_compiles_without_spills(tmp_path, d, dv, arch, kb):
+    """Each spilled 4 to 160 bytes before the rule knew its kind."""
+    asked = problem.make(sram_bytes=kb * 1024, d=d, dv=dv, archs=(arch,))
+    assert_clean(ptxas.write_backward_plan(tmp_path, sm80_backward.plan_backward(asked, "bf16", arch)[0]))
+
+
+def test_a_tile_beyond_the_rule_spills_in_its_unit_and_alone(tmp_path):
+    """The gate, the rule and the sweep of tiles speak of the same thing: twice the rows per warp do not hold."""
     keys = KeyTiles(d=128, dv=128, br=128, bc=128, warps=8, row_warps=2, stages=1)
     query = QueryTiles(d=128, dv=128, br=128, bc=32, row_tiles=1, stages=1)
     assert keys.accumulators > 192
     verdict = ptxas.check(ptxas.write_backward_plan(tmp_path, Sm80BackwardPlan(keys=keys, query=query)), ptxas.tools())
     assert any("spill" in finding and "key_tiles" in finding for finding in verdict.all_findings)
+    for tile, name in zip((keys, query), ("key_tiles<BFloat16, true>", "query_tiles<BFloat16>"), strict=True):
+        alone = compile_together([tile])[0]
+        whole = {k.arch: k for k in verdict.kernels if k.name == name}
+        assert alone.registers == tuple(whole[arch].registers for arch in ARCHS)
+        assert any(alone.spilled) == any(k.findings for k in whole.values()) == (tile is keys)
 
 
 def test_the_kernels_hold_the_instructions_that_the_plan_counts(tmp_path):
