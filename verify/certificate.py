@@ -306,11 +306,12 @@ def key(device: Device) -> str:
 
 
 def stated_devices(folder: Folder) -> dict[str, Any]:
-    """What the package's certificate says, by device; nothing where it is of other files than these, or not there."""
+    """What the package's certificate says, by device: nothing where it is of other files than these, or damaged."""
     try:
         before = json.loads((folder / FILE).read_text())
         if before.get("digest") == packages.plan(folder)["digest"] and before.get("format") == FORMAT:
-            return dict(before["devices"])
+            found = before["devices"].items()
+            return {name: x for name, x in found if isinstance(x, dict) and isinstance(x.get("cases"), int)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
     return {}
@@ -318,7 +319,7 @@ def stated_devices(folder: Folder) -> dict[str, Any]:
 
 def is_poorer(stated: dict[str, Any], before: dict[str, Any]) -> bool:
     """Whether figures without a violation rest on fewer cases than those before: they take nothing from them."""
-    return bool(stated["holds"]) and int(stated["cases"]) < int(before["cases"])
+    return bool(stated["holds"]) and bool(stated["cases"] < before["cases"])
 
 
 def write(folder: Folder, device: str, stated: dict[str, Any]) -> Folder:

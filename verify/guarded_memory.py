@@ -1,7 +1,7 @@
 """Memory that tells: outputs of NaN between guard bytes, inputs with gaps that nobody wrote.
 
-All of it is made and read on the host and copied as a whole, so that under a tool no kernel runs but the one that is
-watched.
+Guarded memory is filled and looked at on the host and copied as a whole: no kernel touches it before the one that a
+tool watches.
 """
 
 from __future__ import annotations

@@ -184,6 +184,17 @@ def test_a_smaller_run_leaves_the_certificate_of_a_larger_one(small_package, tmp
     assert certificate.stated_devices(folder)["cpu"]["cases"] == 1
 
 
+@pytest.mark.parametrize("figures", [{}, None, [1], {"cases": "many"}])
+def test_damaged_figures_of_a_device_are_replaced_and_the_others_kept(small_package, tmp_path, figures):
+    folder = shutil.copytree(small_package, tmp_path / small_package.name)
+    certificate.write(folder, "cuda", {"cases": 2})
+    certificate.write(folder, "cpu", figures)
+    assert certificate.stated_devices(folder) == {"cuda": {"cases": 2}}
+    done = CliRunner().invoke(main, ["certify", str(folder), "--cases", "1", "--no-balls"])
+    assert done.exit_code == 0
+    assert {name: x["cases"] for name, x in certificate.stated_devices(folder).items()} == {"cpu": 1, "cuda": 2}
+
+
 @pytest.mark.parametrize(("holds", "cases", "poorer"), [(True, 9, True), (True, 10, False), (False, 9, False)])
 def test_a_violation_is_written_however_few_the_cases(holds, cases, poorer):
     assert certificate.is_poorer({"holds": holds, "cases": cases}, {"holds": True, "cases": 10}) is poorer

@@ -10,7 +10,6 @@ import torch
 from verify import guarded_backward, guarded_problems, packages
 from verify.cases import CAUSAL
 from verify.entry_points import BackwardArgs
-from verify.guarded_memory import GUARD_BYTES, Guarded, drawn, scattered, unwritten
 
 UNIT = "sm80"
 
@@ -103,21 +102,3 @@ def test_a_fault_is_a_sentence(attn, monkeypatch, text):
 def test_a_write_beside_the_scratch_memory_is_an_error(attn, monkeypatch):
     with pytest.raises(RuntimeError, match="scratch memory: a guard byte was overwritten"):
         found(attn, guarded_problems.problems(32, 16)[1], monkeypatch, beside=1)
-
-
-def test_the_guards_are_on_both_sides():
-    for place in (0, GUARD_BYTES - 1, -GUARD_BYTES, -1):
-        made = Guarded((2, 3), torch.bfloat16, "cpu")
-        assert made.values.isnan().all() and not list(made.faults("O"))
-        made.values.fill_(1)
-        assert not list(made.faults("O")) and not list(unwritten("O", made.read()))
-        made._memory[place] += 1
-        assert list(made.faults("O")) == ["O: a guard byte was overwritten"]
-
-
-@pytest.mark.parametrize("layout", ["contiguous", "bnhd", "padded"])
-def test_rows_beyond_are_nan_where_they_are_filled(layout):
-    values = drawn((2, 3, 5, 8), torch.float32, 0)
-    made = scattered(values, (2, 5), layout, "cpu", fill=True)
-    assert torch.equal(made[0, :, :2], values[0, :, :2]) and torch.equal(made[1], values[1])
-    assert made[0, :, 2:].isnan().all() and made.is_contiguous() == (layout == "contiguous")
