@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from codegen.devices import DEVICES
+from codegen.errors import RequestError
 from verify import guarded_backward, packages
 from verify.cases import CAUSAL, torch_dtype
 from verify.devices import ARCH_VARIABLE, forced
@@ -89,10 +90,15 @@ def steps(plan: dict[str, Any], chosen: str, units: Iterable[str], extent: Exten
     """What is run of a package (its plan.json) on a device with kernels `chosen`.
 
     units: those that have a launcher, such as "forward_sm80".
+    Raises: RequestError for a unit that the package does not have: nothing would be run of it, and nothing found.
     """
     variants = {(unit_of(v), v["dtype"]): v for v in plan["variants"]}
+    backward = plan.get("backward", [])
     forces = any(map(is_exact, variants.values()))  # the op can then be told which kernel to run
     known, seen = set(units), set()
+    unknown = known - {f"forward_{unit}" for unit, _ in variants} - {f"backward_{row['target']}" for row in backward}
+    if unknown:
+        raise RequestError(f"--launcher {min(unknown)}: {plan['name']} has no such unit")
     for (unit, dtype), variant in variants.items():
         if f"forward_{unit}" not in known:
             continue
@@ -102,7 +108,7 @@ def steps(plan: dict[str, Any], chosen: str, units: Iterable[str], extent: Exten
             if takes(variant, problem):
                 yield Step(unit, dtype, problem, variant, op_too, 1 + op_too)
         seen.add(unit)
-    rows = [row for row in plan.get("backward", []) if f"backward_{row['target']}" in known]
+    rows = [row for row in backward if f"backward_{row['target']}" in known]
     for row in rows:
         tile, op_too = row["plan"], extent.op and row["target"] == chosen
         for problem in extent.problems(tile["br"], tile["bc"], is_first=row is rows[0]):
@@ -187,7 +193,7 @@ def run(folder: Path, launchers: dict[str, ctypes.CDLL], tool: str = "") -> int:
 
     Returns the number of calls. What does not hold is printed.
 
-    Raises: SystemExit when something does not hold.
+    Raises: SystemExit when something does not hold; what `steps` raises.
     """
     attn, plan = packages.load(folder), packages.plan(folder)
     recipe, debug = packages.part(attn, "recipe"), bool(plan["request"].get("debug"))
@@ -225,8 +231,11 @@ def main() -> None:
     for word in asked.launcher:
         unit, _, file = word.partition("=")
         launchers[unit] = ctypes.CDLL(file)
-    with torch.no_grad():
-        print(DONE, run(asked.folder, launchers, asked.tool))
+    try:
+        with torch.no_grad():
+            print(DONE, run(asked.folder, launchers, asked.tool))
+    except RequestError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ class Report:
     tool: str
     package: str
     errors: int | None  # None: the tool came to no end
-    calls: int | None  # None: the calls were not all made, or something about their results did not hold
+    calls: int | None  # None: the calls were not all made, or something about their results did not hold; 0: no kernel
     seconds: float
     text: str  # what it said, shortened; empty when clean
     fault: str | None = None  # the planted one
@@ -128,7 +128,7 @@ class Report:
     @property
     def holds(self) -> bool:
         """Clean, or the planted fault was found."""
-        return bool(self.errors) if self.fault else self.errors == 0 and self.calls is not None
+        return bool(self.errors) if self.fault else self.errors == 0 and bool(self.calls)
 
     def describe(self) -> dict[str, Any]:
         return {**vars(self), "holds": self.holds}
@@ -213,7 +213,7 @@ def examine(folder: Path, tool: str, *, fault: str | None = None, timeout_s: flo
         text += f"\nno end after {timeout_s:.0f} s"
     errors, calls = read(text)
     report = Report(tool, folder.name, errors, calls, round(time.monotonic() - start, 1), "", fault)
-    clean = report.errors == 0 and report.calls is not None
+    clean = report.errors == 0 and bool(report.calls)
     return report if clean else Report(**{**vars(report), "text": shortened(text)})
 
 

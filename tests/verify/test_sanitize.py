@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from codegen import lint
 from codegen import package as rendered
+from codegen.errors import RequestError
 from verify import (
     entry_points,
     gpu_packages,
@@ -177,6 +178,23 @@ def test_a_kernel_that_the_op_does_not_take_here_runs_through_its_entry_point():
     assert {step.entry: step.calls for step in steps} == {"backward_sm80": 4}
 
 
+@pytest.mark.parametrize("words", [gpu_packages.DEBUG, *gpu_packages.SANITIZED_HOPPER], ids=lambda words: words["d"])
+@pytest.mark.parametrize("tool", guarded.EXTENTS)
+def test_every_unit_that_gets_a_launcher_is_called(words, tool):
+    folder = gpu_packages.request(words)
+    units = {file.stem for file in (folder / "csrc").glob("*ward_*.cu")}
+    steps = guarded.steps(packages.plan(folder), "sm80", units, guarded.EXTENTS[tool])
+    assert units and {step.entry for step in steps} == units
+
+
+def test_a_launcher_of_another_name_is_refused():
+    """Else no call is made, and no tool finds anything."""
+    plan = packages.plan(gpu_packages.request(gpu_packages.DEBUG))
+    with pytest.raises(RequestError, match="has no such unit"):
+        list(guarded.steps(plan, "sm80", ["forward_sm80", "sm80"], guarded.EXTENTS[""]))
+    assert not sanitize.Report("memcheck", "attn", errors=0, calls=0, seconds=1.0, text="").holds
+
+
 @pytest.fixture
 def fake(monkeypatch, tmp_path):
     """Fakes what needs a GPU: `fake.said` is what a tool says of (tool, fault), `fake.seen` what was run, in order."""
@@ -261,7 +279,7 @@ def test_a_tool_that_does_not_end_is_stopped_and_does_not_hold(monkeypatch, tmp_
     tool.write_text(f"#!/bin/sh\necho '{guarded.DONE} 24'\nsleep 300 &\nwait\n")
     tool.chmod(0o755)
     monkeypatch.setattr(sanitize, "sanitizer", lambda folder: str(tool))
-    monkeypatch.setattr(sanitize, "build", lambda folder: {"sm80": tmp_path / "library.so"})
+    monkeypatch.setattr(sanitize, "build", lambda folder: {"forward_sm80": tmp_path / "library.so"})
     report = sanitize.examine(tmp_path, "racecheck", timeout_s=1.0)
     assert not report.holds and report.errors is None and "no end after 1 s" in report.text
 
