@@ -437,7 +437,8 @@ def _why_not(tile: KeyTiles, limit: int) -> str | None:
 
 def _why_not_query(tile: QueryTiles, limit: int) -> str | None:
     if not registers.holds_query(tile):
-        return f"spills: dQ, S and dP take {tile.accumulators} of a thread's registers (limit {registers.MOST_QUERY})"
+        most = registers.most_query(tile)
+        return f"spills: dQ, S and dP take {tile.accumulators} of a thread's registers (limit {most})"
     return None if tile.bytes <= limit else f"needs {tile.bytes:,} bytes of {limit:,}"
 
 

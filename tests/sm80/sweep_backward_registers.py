@@ -124,6 +124,10 @@ class Done:
                     file.writelines(lines)
         print(len(self.found), "compiled", *(f"{n} spills {c}" for n, c in made.items() if any(c.spilled)), flush=True)
 
+    def registers(self, tile: KeyTiles | QueryTiles) -> int:
+        """0 where it was not compiled."""
+        return max(self.found[text_of(tile)].registers) if text_of(tile) in self.found else 0
+
     def all(self, tiles: Iterable[KeyTiles | QueryTiles], jobs: int) -> None:
         left = [tile for tile in tiles if text_of(tile) not in self.found]
         with ThreadPoolExecutor(jobs) as pool:
@@ -136,9 +140,9 @@ def tile_rows(done: Done, jobs: int) -> list[list[int | str]]:
     of_padding = defaultdict(list)
     for tile in every:
         of_padding[padding(tile)].append(tile)
-    done.all((tiles[0] for tiles in of_padding.values()), jobs)
-    near = [t for t in of_padding.values() if max(done.found[text_of(t[0])].registers) >= NEAR]
-    done.all((tile for tiles in near for tile in tiles), jobs)
+    of_each = list(of_padding.values())
+    done.all((tiles[0] for tiles in of_each if not any(map(done.registers, tiles))), jobs)
+    done.all((tile for tiles in of_each if max(map(done.registers, tiles)) >= NEAR for tile in tiles), jobs)
     rows = defaultdict(list)
     for tile in every:
         if text_of(tile) in done.found:

@@ -45,7 +45,7 @@ def test_other_widths_compile_without_spills(tmp_path, d, dv):
     (32, 192, "sm90", 227),  # query_tiles, four of twelve steps unrolled
 ])  # fmt: skip
 def test_what_a_wider_rule_let_spill_compiles_without_spills(tmp_path, d, dv, arch, kb):
-    """Each spilled 4 to 160 bytes before the rule knew its kind."""
+    """Each spilled before the rule knew its kind."""
     asked = problem.make(sram_bytes=kb * 1024, d=d, dv=dv, archs=(arch,))
     assert_clean(ptxas.write_backward_plan(tmp_path, sm80_backward.plan_backward(asked, "bf16", arch)[0]))
 

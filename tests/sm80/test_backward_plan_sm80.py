@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import random
 import re
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from codegen.errors import PlanError
 from codegen.plans import registers_sm80_backward as registers
 from codegen.plans import sm80_backward
 from codegen.plans.sm80_backward import QueryTiles
+from tests.sm80 import backward_tiles_alone as alone
 from tests.sm80 import backward_units as units
 from tests.sm80 import sweep_backward_registers as sweep
 from verify import ptxas
@@ -20,6 +22,7 @@ from verify.ptxas_backward import shared_memory, text_of
 
 BUDGETS = [("sm80", 192), ("sm80", 64), ("sm86", 192), ("sm90", 227), ("sm120", 99)]
 TABLE = Path(registers.__file__).with_suffix(".json")
+TILES = TABLE.with_name("registers_sm80_backward_tiles.json")
 MEASURED = Path(__file__).with_name("query_tiles_h200.json")
 
 
@@ -127,6 +130,19 @@ def test_no_plan_of_the_sweep_spills_and_its_rows_are_todays_plans():
         assert row["accumulators"] <= registers.MOST_KEYS and row["query_accumulators"] <= registers.MOST_QUERY
     swept = {tuple(row[name] for name in sweep.FIELDS[:6]) for row in rows}
     assert {sweep.described(plan) for plan in sweep.plans()} == swept
+
+
+def test_no_tile_of_the_sweep_spills_and_the_tight_tiles_of_today_are_in_it():
+    """Of every budget; a few pairs of widths, all of which the sweep took."""
+    table = json.loads(TILES.read_text())
+    rows = [dict(zip(table["fields"], row, strict=True)) for row in table["rows"]]
+    assert sum(row["compiled"] for row in rows) >= 3000
+    most = {(row["kernel"], row["tile"]): row["accumulators"] for row in rows}
+    for row in rows:
+        assert row["spilled_sm_80"] == row["spilled_sm_90"] == 0, row
+    for d, dv in random.Random(1).sample(list(alone.widths()), 16):
+        for tile in filter(sweep.is_tight, alone.of_every_budget(d, dv)):
+            assert tile.accumulators <= most[sweep.kernel(tile), sweep.shape(tile)], tile
 
 
 def test_the_emitted_text_keeps_the_emulators_contract_and_120_columns():
