@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 NAME = "attn_d128_sram192k"
-VERSION = "0.1.0+d4a77493df43c"
+VERSION = "0.1.0+d9c2beaadbf93"
 REQUIRES_PYTHON = ">=3.10"
 REQUIRES = ("torch>=2.10", "filelock>=3.12")
 FOLDER = Path(__file__).resolve().parent

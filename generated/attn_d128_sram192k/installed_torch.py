@@ -1,6 +1,6 @@
 # Emitted by tileproof 0.1.0: codegen --sram 192KB --d 128
 # Do not edit: `codegen --check` compares it with a regeneration.
-# Templates: sha256 33ee5645a3051c6b
+# Templates: sha256 5147846d8626226a
 """What a build must know of the installed torch, whether this process has imported it or not.
 
 Importing torch takes about as long as compiling one file, and the command that compiles (__main__.py) needs little of
@@ -12,6 +12,7 @@ Holds always: the answers are those of the imported torch, so a first call of th
 from __future__ import annotations
 
 import ctypes
+import importlib
 import importlib.util
 import runpy
 import sys
@@ -20,7 +21,10 @@ from typing import NamedTuple
 
 
 class Facts(NamedTuple):
-    """folder: where it is installed. version: "2.10.0+cu128". cuda, hip: what it was built for, None for neither."""
+    """folder: where it is installed. version: "2.10.0+cu128". commit: of its source.
+
+    cuda, hip: the version that it was built for, None for neither.
+    """
 
     folder: Path
     version: str
@@ -31,7 +35,7 @@ class Facts(NamedTuple):
 
 
 def facts() -> Facts:
-    """The torch that this process has imported, or would import.
+    """The torch that this process has imported, or would import. Imports it where version.py does not tell.
 
     Raises: ModuleNotFoundError, as the import would.
     """
@@ -43,9 +47,13 @@ def facts() -> Facts:
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
     folder = Path(spec.origin).resolve().parent
-    read = runpy.run_path(str(folder / "version.py"))  # it imports nothing of torch
-    # True: from 2.10 on torch has one C++ ABI, and torch.compiled_with_cxx11_abi() returns this constant.
-    return Facts(folder, read["__version__"], read["git_version"], True, read["cuda"], read["hip"])
+    try:
+        read = runpy.run_path(str(folder / "version.py"))  # it imports nothing of torch
+        # True: from 2.10 on torch has one C++ ABI, and torch.compiled_with_cxx11_abi() returns this constant.
+        return Facts(folder, read["__version__"], read["git_version"], True, read["cuda"], read["hip"])
+    except (OSError, LookupError):  # not laid out as a release is
+        importlib.import_module("torch")
+        return facts()
 
 
 def sees_a_gpu() -> bool:

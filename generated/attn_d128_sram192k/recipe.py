@@ -23,7 +23,7 @@ from .cache import BuildError
 if TYPE_CHECKING:
     import torch
 
-NAMESPACE = "tileproof_attn_d128_sram192k_4a77493df43c"
+NAMESPACE = "tileproof_attn_d128_sram192k_9c2beaadbf93"
 # The oldest torch whose stable ABI the bindings use, as (major, minor).
 TORCH_MINIMUM = (2, 10)
 KERNEL_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast")

@@ -324,10 +324,11 @@ def test_what_was_built_is_on_record(packages, folder, own_cache, compiles, capf
     assert record["torch"][0] == str(torch.__version__) and record["content"] == attn.op.contents.fingerprint()
 
 
-def command(folder, *flags):
-    """`python -m PACKAGE build` in a process of its own."""
-    line = [sys.executable, *flags, "-m", folder.name, "build"]
-    return subprocess.run(line, cwd=folder.parent, capture_output=True, text=True, check=False, timeout=120)
+def command(folder, *flags, parent=""):
+    """`python -m PACKAGE build` in a process of its own. parent: "project." if the folder lies in a package."""
+    line = [sys.executable, *flags, "-m", parent + folder.name, "build"]
+    where = folder.parents[parent.count(".")]
+    return subprocess.run(line, cwd=where, capture_output=True, text=True, check=False, timeout=120)
 
 
 def test_the_command_builds_without_importing_torch(folder, own_cache, compiles):
@@ -343,6 +344,35 @@ def test_a_first_call_finds_what_the_command_has_built(packages, folder, own_cac
     kind, file = command(folder).stdout.strip().split(" ", 1)
     assert kind == "cpu" and packages.imported(folder).build() == {"cpu": Path(file)}
     assert compiles() == OBJECTS
+
+
+def test_the_command_runs_where_a_parent_package_takes_names_from_this_one(folder, own_cache, tmp_path):
+    """A vendored copy: Python imports the parent before this package, which is then imported as by its own command."""
+    vendored = shutil.copytree(folder, tmp_path / "project" / folder.name)
+    (tmp_path / "project" / "__init__.py").write_text(f"from .{folder.name} import attention, path; print(path)\n")
+    done = command(vendored, parent="project.")
+    assert done.returncode == 0 and done.stdout.startswith("<function path"), done.stderr
+    assert done.stdout.splitlines()[1].startswith("cpu ")
+    (tmp_path / "project" / "__init__.py").write_text(f"from .{folder.name} import no_such_name\n")
+    assert "ImportError: cannot import name 'no_such_name'" in command(vendored, parent="project.").stderr
+
+
+@pytest.mark.parametrize("version_file", [None, "__version__ = '2.10.0'\n"])
+def test_a_torch_that_is_not_laid_out_as_a_release_is_imported(folder, tmp_path, version_file):
+    """Such as an editable one, whose version.py lies elsewhere."""
+    torch_folder = tmp_path / "torch"
+    torch_folder.mkdir()
+    (torch_folder / "__init__.py").write_text(
+        "from types import SimpleNamespace\n"
+        "__version__, version = '2.10.0', SimpleNamespace(git_version='abc', cuda='13.0', hip=None)\n"
+        "def compiled_with_cxx11_abi(): return True\n"
+    )
+    if version_file is not None:
+        (torch_folder / "version.py").write_text(version_file)
+    script = "import sys; sys.path.insert(0, sys.argv[1]); import installed_torch; print(*installed_torch.facts()[1:])"
+    line = [sys.executable, "-c", script, str(tmp_path)]
+    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout == "2.10.0 abc True 13.0 None\n", done.stderr
 
 
 def test_the_facts_of_torch_do_not_depend_on_its_import(packages, folder, monkeypatch):
