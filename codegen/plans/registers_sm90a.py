@@ -5,7 +5,7 @@ O (dv / 2) and, where P goes through registers, P (Bc / 4, while S of the next k
 the consumers' number as its limit: a tile that exceeds it spills, and its wgmma are serialised, which halves the speed.
 
 Fitted with ptxas 13.0.88 for sm_90a: tests/sm90a/sweep_registers.py compiles the border of the rule, and
-`registers_sm90a.json` is what it found.
+`registers_sm90a.json` is what it found, and below that what spilled when the rule was wider.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ REGISTERS = {
 PER_SM = 65536
 ONE_PRODUCT = 26  # beside its accumulators, one wgmma needs so many of the registers that the block is launched with
 FIXED = 32  # m, l, addresses, masks and what ptxas loads early
-SPARE = 8  # tiles nearer to the limit than this hold only sometimes
+SPARE = 8  # tiles nearer to the limit than this hold only sometimes;
+SPARE_OF_ONE_BUFFER = 40  # with P in shared memory and a ring of one buffer: 128 x 256 at d=96 spilled with 32
 
 # (consumers, blocks per SM, Bc, padded dv, P in shared memory): nearer, and compiled without a spill.
 COMPILED = {
@@ -50,12 +51,13 @@ def needed(bc: int, dv_padded: int, p_in_shared: bool) -> int:
     return (2 * bc if p_in_shared else 3 * bc) // 4 + dv_padded // 2 + FIXED
 
 
-def holds(consumers: int, blocks_per_sm: int, bc: int, dv_padded: int, p_in_shared: bool) -> bool:
-    """Whether a tile compiles without spills."""
+def holds(consumers: int, blocks_per_sm: int, bc: int, dv_padded: int, p_in_shared: bool, one_buffer: bool) -> bool:
+    """Whether a tile compiles without spills. one_buffer: K or V has a ring of a single one."""
     tile = (consumers, blocks_per_sm, bc, dv_padded, p_in_shared)
     if tile in COMPILED or tile in SPILLED:
         return tile in COMPILED
     given = REGISTERS.get((consumers, blocks_per_sm))
     if given is None or max(bc, dv_padded) // 2 + ONE_PRODUCT > launched(consumers, blocks_per_sm):
         return False
-    return needed(bc, dv_padded, p_in_shared) + SPARE <= given[1]
+    spare = SPARE_OF_ONE_BUFFER if p_in_shared and one_buffer else SPARE
+    return needed(bc, dv_padded, p_in_shared) + spare <= given[1]

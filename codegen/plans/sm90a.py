@@ -174,10 +174,10 @@ def make_plan(
     problem: Problem, br: int, bc: int, stages: tuple[int, int], *, blocks_per_sm: int = 1, causal: str = "any"
 ) -> Sm90aPlan | None:
     """The plan of a tile of whole granules, P in registers if that holds; None if neither way does."""
-    consumers, dv_padded = br // WARPGROUP_ROWS, padded(problem.dv)
+    consumers, dv_padded, one_buffer = br // WARPGROUP_ROWS, padded(problem.dv), 1 in stages
     for p_in_shared in (False, True):
         whole = not p_in_shared or bc % P_PANEL == 0
-        if whole and registers_sm90a.holds(consumers, blocks_per_sm, bc, dv_padded, p_in_shared):
+        if whole and registers_sm90a.holds(consumers, blocks_per_sm, bc, dv_padded, p_in_shared, one_buffer):
             return Sm90aPlan(
                 br=br, bc=bc, d=problem.d, dv=problem.dv, stages_k=stages[0], stages_v=stages[1],
                 p_in_shared=p_in_shared, ping_pong=consumers > 1, lazy_rescale=dv_padded >= LAZY_FROM,
@@ -235,7 +235,7 @@ def _holding(problem: Problem, br: int, bc: int) -> Iterator[Sm90aPlan]:
     for least in dict.fromkeys((min(bc, FEW_KEYS), GRANULE)):
         for rows in _rows(problem, br):
             for keys in _keys(problem, bc, least):
-                plan = make_plan(problem, rows, keys, STAGES[-1])
+                plan = make_plan(problem, rows, keys, STAGES[0])
                 if plan is not None:
                     yield plan
 
@@ -287,6 +287,8 @@ def _nothing_fits(problem: Problem, limit: int) -> PlanError:
         hints.append(f"smallest: Br={br} Bc={bc} needs {smallest.fast_memory_bytes:,} bytes ({parts})")
         if limit == problem.sram_bytes:
             hints.append(f"try --sram {-(-smallest.fast_memory_bytes // 1024)}KB")
+    else:
+        hints.append(f"with rings of one buffer Br={br} Bc={bc} spills: try fewer rows or keys (--br, --bc)")
     dtypes = ", ".join(t for t in problem.dtypes if t in DTYPES)
     return PlanError(f"no tile fits {limit:,} bytes of shared memory at {widths}, {dtypes}", *hints)
 

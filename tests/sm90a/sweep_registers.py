@@ -24,17 +24,18 @@ from tests.sm90a import kernels
 
 WIDTHS = [(d, d) for d in (8, 24, 32, 64, 80, 96, 112, 128, 160, 192, 224, 256)] + [(192, 128), (72, 40), (8, 256)]
 
-FIELDS = ("br", "bc", "d", "dv", "p_in_shared", "blocks_per_sm")
+STAGES = ((2, 2), (1, 1))  # the usual rings, and for key tiles that fit in no other way
+FIELDS = ("br", "bc", "d", "dv", "stages_k", "stages_v", "p_in_shared", "blocks_per_sm")
 
 
 def border() -> list[Sm90aPlan]:
-    """For each width and number of consumers and blocks per SM: the two longest key tiles that the rule accepts."""
+    """The two longest key tiles that the rule accepts, for each width, number of consumers, blocks per SM and rings."""
     found: dict[Sm90aPlan, None] = {}
     for d, dv in WIDTHS:
         asked = problem.make(sram_bytes=2**20, d=d, dv=dv, archs=["sm80"])
-        for consumers, blocks in REGISTERS:
+        for (consumers, blocks), stages in itertools.product(REGISTERS, STAGES):
             plans = (
-                sm90a.make_plan(asked, 64 * consumers, keys, (2, 2), blocks_per_sm=blocks)
+                sm90a.make_plan(asked, 64 * consumers, keys, stages, blocks_per_sm=blocks)
                 for keys in range(sm90a.MOST_KEYS, 0, -sm90a.GRANULE)
             )
             fitting = (plan for plan in plans if plan and plan.fast_memory_bytes * blocks <= 227 * 1024)

@@ -30,16 +30,27 @@ def consumers_of(row):
     return row["br"] // sm90a.WARPGROUP_ROWS
 
 
-@pytest.mark.parametrize("row", RECORD, ids=lambda r: f"{r['br']}x{r['bc']}-{r['d']}-{r['dv']}-{r['blocks_per_sm']}")
+def named(row):
+    rings = f"{row['stages_k']}-{row['stages_v']}"
+    return f"{row['br']}x{row['bc']}-{row['d']}-{row['dv']}-{row['blocks_per_sm']}-{rings}"
+
+
+def way_of(row):
+    """What the register rule is asked."""
+    one_buffer = 1 in (row["stages_k"], row["stages_v"])
+    return consumers_of(row), row["blocks_per_sm"], row["bc"], sm90a.padded(row["dv"]), row["p_in_shared"], one_buffer
+
+
+@pytest.mark.parametrize("row", RECORD, ids=named)
 def test_the_register_rule_accepts_what_compiled_cleanly_and_nothing_else(row):
     clean = row["spilled_bytes"] == 0 and not row["warnings"]
-    way = (consumers_of(row), row["blocks_per_sm"], row["bc"], sm90a.padded(row["dv"]), row["p_in_shared"])
-    assert registers_sm90a.holds(*way) is clean
+    assert registers_sm90a.holds(*way_of(row)) is clean
 
 
 def test_the_record_has_both_ways_of_p_and_every_split():
     assert {(consumers_of(r), r["blocks_per_sm"]) for r in RECORD} == set(registers_sm90a.REGISTERS)
     assert {r["p_in_shared"] for r in RECORD} == {False, True}
+    assert {(r["stages_k"], r["stages_v"]) for r in RECORD} == {(2, 2), (1, 1)}
 
 
 def test_no_split_wants_more_registers_than_its_launch_gives():
@@ -56,7 +67,8 @@ def test_every_width_has_a_plan_within_the_budget(kb, d, dv):
     plan = decision.variants[0].plan
     assert plan.fast_memory_bytes <= decision.limit_bytes == min(kb * 1024, LIMIT)
     assert sum(part.bytes for part in plan.memory) <= plan.fast_memory_bytes
-    way = (plan.consumers, plan.blocks_per_sm, plan.bc, plan.dv_padded, plan.p_in_shared)
+    one_buffer = 1 in (plan.stages_k, plan.stages_v)
+    way = (plan.consumers, plan.blocks_per_sm, plan.bc, plan.dv_padded, plan.p_in_shared, one_buffer)
     assert registers_sm90a.holds(*way)
 
 
