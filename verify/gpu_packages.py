@@ -44,7 +44,10 @@ HOPPER: dict[str, dict[str, Any]] = {
 # Packages whose gradients are certified, a few cases each: hearing them takes longer.
 BACKWARD: dict[str, dict[str, Any]] = {
     f"gradients, d={d}": {"sram": "163KB", "d": d, **_CUDA} for d in (32, 64, 80, 96, 128, 192, 256)
-}
+} | {
+    f"gradients, d={d}, dv={dv}": {"sram": "163KB", "d": d, "dv": dv, **_CUDA}
+    for d, dv in ((120, 96), (192, 128), (40, 136), (32, 192))
+}  # fmt: skip
 
 # Packages whose every kernel runs under the four tools: the default, a shape that once hid a barrier fault elsewhere
 # (d=192, dv=128), widths beside the granule, one warp, many warps, the debug form.
