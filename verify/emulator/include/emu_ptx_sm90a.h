@@ -179,7 +179,6 @@ template <int kCount>
 void pin(float (&)[kCount]) {}
 template <int kCount>
 void pin(uint32_t (&)[kCount]) {}
-inline void opaque(uint32_t&) {}
 
 // ---- Registers and barriers
 
