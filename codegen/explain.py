@@ -26,6 +26,12 @@ WIDTH = 100
 UNCHANGED = "the paper's tile: all that this kernel keeps in fast memory fits"
 
 
+def unchanged(br: int | None, bc: int | None) -> str:
+    """Why nothing was changed of a tile of which --br and --bc, or one of them, or neither was given."""
+    given = [word for word, value in (("--br", br), ("--bc", bc)) if value is not None]
+    return UNCHANGED.replace("the paper's tile", f"as {' and '.join(given)} set it") if given else UNCHANGED
+
+
 def explanation(plans: Plans, at_n: int) -> dict[str, Any]:
     """Everything that `--explain` says about a request, at sequence length `at_n`."""
     problem = plans.problem
@@ -118,7 +124,9 @@ def show(told: Mapping[str, Any]) -> None:
     for line in _paper_lines(told["paper"]):
         click.echo(_wrapped(line, "  "))
     for target in told["targets"]:
-        _show_target(target, told["at_n"])
+        own = target["brought_by"] is None
+        kept = unchanged(told["request"].get("br"), told["request"].get("bc")) if own else UNCHANGED
+        _show_target(target, told["at_n"], kept)
 
 
 def show_summary(plans: Plans, folder: Path, files: Mapping[str, bytes]) -> None:
@@ -132,17 +140,21 @@ def show_summary(plans: Plans, folder: Path, files: Mapping[str, bytes]) -> None
         brought_by = planners.companions(problem.archs).get(decision.arch)
         if brought_by is not None:
             click.echo(_wrapped(_companion(decision.arch, brought_by), "    "))
-        _show_tiles(decision.variants, decision.changes, "")
-        _show_tiles(decision.backward, decision.backward_changes, "backward ")
+        kept = UNCHANGED if brought_by is not None else unchanged(problem.br, problem.bc)
+        _show_tiles(decision.variants, decision.changes, "", kept)
+        _show_tiles(decision.backward, decision.backward_changes, "backward ", kept)
     digest = read_plan(files[PLAN_FILE])["digest"]
     click.echo(f"{folder}: {len(files)} files, {sum(map(len, files.values())):,} bytes, digest {digest[:12]}")
 
 
-def _show_tiles(variants: Sequence[Variant], changes: Mapping[str, Sequence[Change]], of_pass: str) -> None:
+def _show_tiles(
+    variants: Sequence[Variant], changes: Mapping[str, Sequence[Change]], of_pass: str, kept: str
+) -> None:  # fmt: skip
+    """One line per tile. kept: what is said of one that was not changed."""
     plans_and_reasons = []
     for v in variants:
         steps = changes.get(v.key, ())
-        why = steps[-1].why if steps else UNCHANGED
+        why = steps[-1].why if steps else kept
         plans_and_reasons.append(((v.plan.br, v.plan.bc, why), v.key))
     every = [v.key for v in variants]
     for (br, bc, why), keys in _grouped(plans_and_reasons):
@@ -163,24 +175,24 @@ def _paper_lines(paper: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
         )
 
 
-def _show_target(target: Mapping[str, Any], at_n: int) -> None:
+def _show_target(target: Mapping[str, Any], at_n: int, kept: str) -> None:
     cards = f" ({target['cards']})" if target["cards"] else ""
     click.echo(f"\n{target['arch']}{cards}: at most {target['limit_bytes']:,} bytes, {target['limit_reason']}")
     if target["brought_by"] is not None:
         click.echo(_wrapped(_companion(target["arch"], target["brought_by"]), "  "))
-    _show_pass(target, target["ridge_flop_per_byte"], at_n)
+    _show_pass(target, target["ridge_flop_per_byte"], at_n, kept)
     if target["backward"]["variants"]:
         click.echo(f"\n{target['arch']}, backward: at most {target['limit_bytes']:,} bytes")
-        _show_pass(target["backward"], target["ridge_flop_per_byte"], at_n)
+        _show_pass(target["backward"], target["ridge_flop_per_byte"], at_n, kept)
 
 
-def _show_pass(told: Mapping[str, Any], ridge_flop_per_byte: float | None, at_n: int) -> None:
+def _show_pass(told: Mapping[str, Any], ridge_flop_per_byte: float | None, at_n: int, kept: str) -> None:
     """The plans of one pass on one target, how they came about, and what they cost."""
     every = [_key(v) for v in told["variants"]]
     _show_variants(told["variants"], every)
-    unchanged = [key for key in every if not told["changes"].get(key)]
-    if unchanged:
-        click.echo(_wrapped(f"{UNCHANGED} [{_kernels(unchanged, every)}]", "  "))
+    same = [key for key in every if not told["changes"].get(key)]
+    if same:
+        click.echo(_wrapped(f"{kept} [{_kernels(same, every)}]", "  "))
     for title, story in (("Changes", told["changes"]), ("Turned down", told["rejected"])):
         lines = [
             ((step.get("what") or f"{step['br']} x {step['bc']}", step["why"]), key)

@@ -75,4 +75,5 @@ def require(arch: str) -> None:
     if arch in DEVICES or arch in FEATURE_TARGETS:
         row = FEATURE_TARGETS.get(arch, arch)
         raise RequestError(f"--arch {arch}: known ({DEVICES[row].cards}), but its kernels come later", today)
-    raise RequestError(f"--arch {arch}: no such target", today)
+    near = [name for name in ARCHS if name == arch.lower().replace("_", "")]
+    raise RequestError(f"--arch {arch}: no such target", *(f"did you mean {name}?" for name in near), today)

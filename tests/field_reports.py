@@ -14,9 +14,9 @@ README = TESTS / "README.md"
 
 HEAD = """# Tests
 
-The folders mirror the project: `spec/`, `codegen/`, `package/` (the emitted Python and its build), `cpu/`, `sm80/`
-(kernels), `kernels/` (emitted packages with the real kernels, every path of the machine), `generated/` (what is checked
-in), `gpu/`, `verify/`.
+The folders mirror the project: `spec/`, `codegen/`, `package/` (the emitted Python and its build), `cpu/`, `sm80/`,
+`sm90a/` (kernels), `kernels/` (emitted packages with the real kernels, every path of the machine), `generated/` (what
+is checked in), `gpu/`, `verify/`, `emulator/`; `data/` are vectors recorded on an H200.
 A test's name is the claim that it checks; its tolerance is a derived bound or exact equality.
 `pytest` runs all of them, on two workers (`conftest.py`); those that need a GPU say so and are run on one by
 `python -m pytest -m gpu tests/gpu`.

@@ -51,6 +51,7 @@ REFUSED = [
     ("--sram 192KB --d 128 --arch sm100a", "--arch sm100a: known", "its kernels come later"),
     ("--sram 192KB --d 128 --arch sm75", "--arch sm75: known", "today: cpu, sm80"),
     ("--sram 192KB --d 128 --arch riscv", "--arch riscv: no such target", "today: cpu, sm80"),
+    ("--sram 192KB --d 128 --arch sm_80", "--arch sm_80: no such target", "did you mean sm80?"),
     ("--sram 192KB --d 128 --arch sm80 --dtype float32", "--arch sm80 has no kernel for float32", "bf16, fp16"),
     ("--sram 192KB --d 128 --algorithm fa1", "--algorithm fa1: comes later", "today: fa2"),
     ("--sram 192KB --d 128 --algorithm x", "--algorithm x: unknown", "today: fa2"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from click.testing import CliRunner
 
-from codegen import explain, package, problem
+from codegen import cli, explain, package, problem
 from codegen.planners import TARGETS
 from spec import io_bounds, io_counts
 
@@ -125,3 +126,13 @@ def test_every_target_can_be_explained(arch, capsys):
 )
 def test_kernels_are_named_in_few_words(keys, text):
     assert explain._kernels(keys, ["a/x", "a/y", "b/x", "b/y"]) == text
+
+
+@pytest.mark.parametrize("flag", ["--dry-run", "--explain"])
+def test_an_overridden_tile_is_not_called_the_papers(flag):
+    asked = ["--sram", "163KB", "--d", "128", "--arch", "sm80", "--no-backward", flag]
+    both = CliRunner().invoke(cli.command, [*asked, "--br", "128", "--bc", "64"]).output
+    assert "as --br and --bc set it: all that this kernel keeps in fast memory fits" in " ".join(both.split())
+    assert explain.UNCHANGED not in " ".join(both.split())
+    rows = CliRunner().invoke(cli.command, ["--sram", "192KB", *asked[2:], "--br", "128"]).output
+    assert "as --br set it: all that" in " ".join(rows.split())
