@@ -318,8 +318,24 @@ def stated_devices(folder: Folder) -> dict[str, Any]:
 
 
 def is_poorer(stated: dict[str, Any], before: dict[str, Any]) -> bool:
-    """Whether figures without a violation rest on fewer cases than those before: they take nothing from them."""
-    return bool(stated["holds"]) and bool(stated["cases"] < before["cases"])
+    """Whether figures without a violation have fewer cases than those before, or lack their debug form.
+
+    Figures are of one run, never put together from two: what is poorer in one thing does not replace what was there.
+    """
+    lacks_debug_form = "debug_form" in before and "debug_form" not in stated
+    return bool(stated["holds"]) and (bool(stated["cases"] < before["cases"]) or lacks_debug_form)
+
+
+def why_kept(device: str, stated: dict[str, Any], before: dict[str, Any]) -> str:
+    """What a run is told whose figures are poorer, and how to have them written all the same."""
+    extents = [
+        f"{x['cases']} case{'s' * (x['cases'] != 1)}{' and the debug form' * ('debug_form' in x)}"
+        for x in (before, stated)
+    ]
+    hint = "--replace writes these instead"
+    if "debug_form" in before and "debug_form" not in stated:
+        hint = f"--debug-form judges that too, {hint}"
+    return f"{FILE} keeps its figures on {device}, of {extents[0]}: these are of {extents[1]}; {hint}"
 
 
 def write(folder: Folder, device: str, stated: dict[str, Any]) -> Folder:

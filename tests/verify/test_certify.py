@@ -172,16 +172,34 @@ def test_the_command_prints_a_table_and_writes_the_certificate(small_package, tm
     assert json.loads((folder / certificate.FILE).read_text())["devices"]["cpu"]["seed"] == 4
 
 
-def test_a_smaller_run_leaves_the_certificate_of_a_larger_one(small_package, tmp_path):
+DEBUG_FORM = {"states": 9, "violations": [], "paths": []}
+KEPT = {
+    "fewer cases": (
+        {"cases": 100, "holds": True},
+        "keeps its figures on cpu, of 100 cases: these are of 1 case; --replace writes these instead",
+    ),
+    "no debug form": (
+        {"cases": 1, "holds": True, "debug_form": DEBUG_FORM},
+        "keeps its figures on cpu, of 1 case and the debug form: these are of 1 case; "
+        "--debug-form judges that too, --replace writes these instead",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", KEPT)
+def test_a_poorer_run_leaves_the_fuller_figures_unless_told_to_replace_them(small_package, tmp_path, what):
+    fuller, words = KEPT[what]
     folder = shutil.copytree(small_package, tmp_path / small_package.name)
-    certificate.write(folder, "cpu", {"cases": 100, "holds": True})
+    others = {"cuda": {"cases": 7}}
+    certificate.write(folder, "cuda", others["cuda"])
+    certificate.write(folder, "cpu", fuller)
     few = ["certify", str(folder), "--cases", "1", "--no-balls"]
     done = CliRunner().invoke(main, few)
-    assert done.exit_code == 0 and "keeps its 100 cases on cpu: these are 1; delete it" in done.stderr
-    assert certificate.stated_devices(folder) == {"cpu": {"cases": 100, "holds": True}}
-    (folder / certificate.FILE).unlink()
-    assert CliRunner().invoke(main, few).exit_code == 0
-    assert certificate.stated_devices(folder)["cpu"]["cases"] == 1
+    assert done.exit_code == 0 and words in done.stderr
+    assert certificate.stated_devices(folder) == {"cpu": fuller, **others}
+    assert CliRunner().invoke(main, [*few, "--replace"]).exit_code == 0
+    found = certificate.stated_devices(folder)
+    assert found.pop("cpu")["cases"] == 1 and found == others
 
 
 @pytest.mark.parametrize("figures", [{}, None, [1], {"cases": "many"}])
@@ -198,6 +216,15 @@ def test_damaged_figures_of_a_device_are_replaced_and_the_others_kept(small_pack
 @pytest.mark.parametrize(("holds", "cases", "poorer"), [(True, 9, True), (True, 10, False), (False, 9, False)])
 def test_a_violation_is_written_however_few_the_cases(holds, cases, poorer):
     assert certificate.is_poorer({"holds": holds, "cases": cases}, {"holds": True, "cases": 10}) is poorer
+
+
+@pytest.mark.parametrize(
+    ("holds", "traced", "poorer"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_figures_without_the_debug_form_do_not_replace_figures_with_it(holds, traced, poorer):
+    before = {"holds": True, "cases": 10, "debug_form": DEBUG_FORM}
+    stated = {"holds": holds, "cases": 99, **({"debug_form": DEBUG_FORM} if traced else {})}
+    assert certificate.is_poorer(stated, before) is poorer
 
 
 def test_a_violation_exits_1_and_says_how_to_see_it_again(small_package, monkeypatch):

@@ -24,6 +24,7 @@ _ARCHS = {"cpu": ("cpu",), "cuda": ("sm80",)}  # targets of the package that is 
 @click.option("--path", default=None, help="Run only this path, such as amx/bf16.")
 @click.option("--debug-form", is_flag=True, help="Also build the debug form and judge (m, l, O) after every key tile.")
 @click.option("--no-balls", is_flag=True, help="Leave python-flint out even where it is installed.")
+@click.option("--replace", is_flag=True, help="Write the figures even where fuller ones of this device are there.")
 @out_option
 @json_option
 def certify(
@@ -38,6 +39,7 @@ def certify(
     path: str | None,
     debug_form: bool,
     no_balls: bool,
+    replace: bool,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -71,14 +73,12 @@ def certify(
     if edited:
         click.echo(f"verify: no certificate is written: {edited[0]} is not the file that plan.json names", err=True)
     elif only is None and path is None and (record.runs or record.violations):
-        before = certificate.stated_devices(folder).get(certificate.key(where))
-        if before is not None and certificate.is_poorer(stated, before):
-            click.echo(
-                f"verify: {certificate.FILE} keeps its {before['cases']} cases on {certificate.key(where)}: these are "
-                f"{stated['cases']}; delete it to have them instead", err=True,
-            )  # fmt: skip
+        name = certificate.key(where)
+        before = certificate.stated_devices(folder).get(name)
+        if before is not None and certificate.is_poorer(stated, before) and not replace:
+            click.echo(f"verify: {certificate.why_kept(name, stated, before)}", err=True)
         else:
-            certificate.write(folder, certificate.key(where), stated)
+            certificate.write(folder, name, stated)
     for text in record.violations[:10]:
         click.echo(text, err=True)
     if not record.runs and not record.violations:
