@@ -116,16 +116,16 @@ def steps(plan: dict[str, Any], chosen: str, units: Iterable[str], extent: Exten
 
 
 def launch(
-    library: ctypes.CDLL, unit: str, dtype: str, q: Any, k: Any, v: Any, lengths: Any, causal: str, *, debug: bool,
-    scratch_bytes: int | None = None,
+    library: Any, unit: str, dtype: str, q: Any, k: Any, v: Any, lengths: Any, causal: str, *, debug: bool,
+    scratch_bytes: int | None = None, device: str = "cuda",
 ) -> tuple[Guarded, Guarded]:  # fmt: skip
     """Run the entry point of `unit` in guarded memory; returns O and LSE. `scratch_bytes`: None, it takes no scratch.
 
     Raises: RuntimeError when it returns an error, or wrote beside its scratch memory.
     """
     (b, hq, nq, d), (_, hkv, nk, dv) = q.shape, v.shape
-    o = Guarded((b, hq, nq, dv), torch.float32 if debug else q.dtype)
-    lse = Guarded((b, hq, nq), torch.float32)
+    o = Guarded((b, hq, nq, dv), torch.float32 if debug else q.dtype, device)
+    lse = Guarded((b, hq, nq), torch.float32, device)
     args = ForwardArgs(
         q=q.data_ptr(), k=k.data_ptr(), v=v.data_ptr(), o=o.values.data_ptr(), lse=lse.values.data_ptr(),
         B=b, Hq=hq, Hkv=hkv, Nq=nq, Nk=nk, key_lengths=None if lengths is None else lengths.data_ptr(),
@@ -133,9 +133,9 @@ def launch(
     )  # fmt: skip
     for name, tensor in (("q", q), ("k", k), ("v", v), ("o", o.values)):
         setattr(args, f"{name}_stride", (ctypes.c_int64 * 3)(*tensor.stride()[:3]))
-    scratch = Guarded((scratch_bytes or 0,), torch.uint8)
+    scratch = Guarded((scratch_bytes or 0,), torch.uint8, device)
     more = [] if scratch_bytes is None else [ctypes.c_void_p(scratch.values.data_ptr()) if scratch_bytes else None]
-    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream if device == "cuda" else None)
     error = getattr(library, f"attention_forward_{unit}")(ctypes.byref(args), DTYPE_CODES[dtype], *more, stream)
     if error:
         raise RuntimeError(f"attention_forward_{unit} returned CUDA error {error}")
@@ -144,7 +144,7 @@ def launch(
     return o, lse
 
 
-def faults(attn: ModuleType, step: Step, library: ctypes.CDLL, *, debug: bool) -> Iterator[str]:
+def faults(attn: ModuleType, step: Step, library: Any, *, debug: bool, device: str = "cuda") -> Iterator[str]:
     """Run one problem of the forward pass; yields what does not hold. debug: O is float32."""
     checks, problem, variant = packages.part(attn, "checks"), step.problem, step.variant
     assert variant is not None
@@ -152,14 +152,15 @@ def faults(attn: ModuleType, step: Step, library: ctypes.CDLL, *, debug: bool) -
     queries = (problem.nq,) * problem.b
     keys = (problem.nk,) * problem.b if problem.lengths is None else problem.lengths
     of_rows, of_keys = (problem.b, problem.hq, problem.nq), (problem.b, problem.hkv, problem.nk)
-    q = scattered(drawn((*of_rows, checks.D), dtype, 1), queries, problem.layout)
-    k = scattered(drawn((*of_keys, checks.D), dtype, 2), keys, problem.layout, fill=exact)
-    v = scattered(drawn((*of_keys, checks.DV), dtype, 3), keys, problem.layout, fill=exact)
-    lengths = None if problem.lengths is None else torch.tensor(problem.lengths, device="cuda")
+    q = scattered(drawn((*of_rows, checks.D), dtype, 1), queries, problem.layout, device)
+    k = scattered(drawn((*of_keys, checks.D), dtype, 2), keys, problem.layout, device, fill=exact)
+    v = scattered(drawn((*of_keys, checks.DV), dtype, 3), keys, problem.layout, device, fill=exact)
+    lengths = None if problem.lengths is None else torch.tensor(problem.lengths, device=device)
     scratch = variant["plan"].get("scratch_bytes", 4) if exact else None
     guarded = launch(
-        library, step.unit, step.dtype, q, k, v, lengths, problem.causal, debug=debug, scratch_bytes=scratch
-    )
+        library, step.unit, step.dtype, q, k, v, lengths, problem.causal, debug=debug, scratch_bytes=scratch,
+        device=device,
+    )  # fmt: skip
     results = dict(zip(("O", "LSE"), guarded, strict=True))
     for name, one in results.items():
         yield from one.faults(name)
