@@ -24,6 +24,7 @@ from verify.certificate_table import TITLES
 from verify.markdown import source, table
 
 GENERATED = Path("generated")
+MOST_NAMED = 20  # failed tests that are named under their counts
 _BLOCK = re.compile(r"(<!-- figures: (?P<name>[a-z_ 0-9]+) -->\n)(?P<body>.*?)(<!-- end of figures -->)", re.DOTALL)
 
 Figures = dict[str, Any]
@@ -224,7 +225,15 @@ def _certificates(item: Figures) -> str:
 def _tests(item: Figures) -> str:
     ratios = [float(row["err_over_bound"]) for row in item["tests"] if "err_over_bound" in row]
     probes = f"; {len(ratios)} probes, max err/bound {max(ratios):.3f}" if ratios else ""
-    return f"{item['passed']} passed, {item['failed']} failed, {item['skipped']} skipped{probes}. {source(item)}"
+    failed = [row["test"] for row in item["tests"] if row["state"] == "failed"]
+    left = _named("Failed", failed) + _named("Never came to an end", item.get("missing", []))
+    return f"{item['passed']} passed, {item['failed']} failed, {item['skipped']} skipped{probes}.{left} {source(item)}"
+
+
+def _named(what: str, names: list[str]) -> str:
+    """A sentence that names the first of them; "" for none."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f" {what}: {', '.join(f'`{name}`' for name in names[:MOST_NAMED])}{more}." if names else ""
 
 
 def _sanitize(item: Figures) -> str:

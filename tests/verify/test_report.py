@@ -112,6 +112,20 @@ def test_what_no_sanitizer_came_to_the_end_of_is_named():
     assert "Errors, or no end: memcheck on `two`, memcheck on `three`, memcheck on `no_barrier`." in said
 
 
+def test_failed_tests_and_files_that_never_ended_are_named():
+    def said(failed, **more):
+        rows = [{"test": "a::good", "state": "passed"}, *({"test": f"a::{n}", "state": "failed"} for n in failed)]
+        figures = {"kind": "tests", "file": "f.json", "machine": machine.describe(), "tests": rows}
+        counts = {"passed": 1, "failed": len(failed), "skipped": 0}
+        return report.markdown("tests cuda", [{**figures, **counts, **more}])
+
+    assert "1 passed, 0 failed, 0 skipped. " in said([]) and "Failed" not in said([])
+    assert "2 failed, 0 skipped. Failed: `a::one[x]`, `a::two`. " in said(["one[x]", "two"])
+    assert "0 skipped. Never came to an end: `tests/gpu/test_x.py`. " in said([], missing=["tests/gpu/test_x.py"])
+    most = said([f"n{i}" for i in range(report.MOST_NAMED + 3)])
+    assert f"`a::n{report.MOST_NAMED - 1}` and 3 more. " in most and f"`a::n{report.MOST_NAMED}`" not in most
+
+
 def test_what_a_benchmark_lacks_stands_under_its_table():
     figures = {
         "kind": "speed", "file": "f.json", "machine": machine.describe(), "cells": [], "peers": {}, "rounds": 7,
