@@ -15,7 +15,7 @@ takes the plan of the paper's tile, and says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,6 +46,16 @@ COUNTER_FROM = 11  # query tiles per head from which causal tiles are handed out
 SECTION_BYTES = 32 * 1024 * 1024
 STAGES = ((2, 2), (2, 1), (1, 1))
 MOST_REJECTIONS = 6
+# What plans of one tile may differ in: field -> how it is called, and how its value is said.
+FREE: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "blocks_per_sm": ("blocks per SM", str),
+    "stages_k": ("K tiles", str),
+    "stages_v": ("V tiles", str),
+    "p_in_shared": ("P in", lambda x: "shared memory" if x else "registers"),
+    "ping_pong": ("products of the consumers", lambda x: "in turn" if x else "at will"),
+    "lazy_rescale": ("O rescaled", lambda x: "when a maximum grew much" if x else "always"),
+    "skips_masked": ("masked key tiles", lambda x: "left out" if x else "computed"),
+}
 
 Case = tuple[str, str]  # mask form, length class
 ANY: Case = ("any", "any")
@@ -307,8 +317,8 @@ def decide(problem: Problem, arch: str) -> Decision:
     Raises: PlanError when no tile is legal, or an override is not; ToolError for a tuning table that is not right.
     """
     limit, reason = shared_memory(problem, arch)
-    paper, changes, rejected = plan_tile(problem, limit)
-    changes += _few_rows(problem, paper)
+    paper, steps, rejected = plan_tile(problem, limit)
+    changes = steps + _few_rows(problem, paper)
     if problem.tiling != "tuned":
         return _decision(problem, arch, {ANY: paper}, limit, reason, {ANY: changes}, rejected)
     plans: dict[Case, Sm90aPlan] = {}
@@ -321,7 +331,9 @@ def decide(problem: Problem, arch: str) -> Decision:
                 plans[case], notes[case] = replace(paper, causal=causal), changes
                 continue
             plan = plans[case] = _measured(problem, choice)
-            notes[case] = (Change(what=f"{paper.br} x {paper.bc} -> {plan.br} x {plan.bc}", why=choice.why),)
+            what = _difference(problem, paper, plan)
+            told = Change(what=what or f"{plan.br} x {plan.bc} as with --tiling paper", why=choice.why)
+            notes[case] = (told,) if what else (*steps, told)
     missing = [case for case in plans if notes[case] is changes]
     if len(missing) == len(plans):  # the package of --tiling paper, which says that it is
         plans, notes, missing = {ANY: paper}, {ANY: changes}, [ANY]
@@ -329,6 +341,19 @@ def decide(problem: Problem, arch: str) -> Decision:
         what = f"{paper.br} x {paper.bc} as with --tiling paper"
         notes[case] += (Change(what=what, why=tuned.why_none(problem, arch)),)
     return _decision(problem, arch, plans, limit, reason, notes)
+
+
+def _difference(problem: Problem, paper: Sm90aPlan, plan: Sm90aPlan) -> str:
+    """What a measured plan has other than the paper's tile for the same masks; "" where nothing."""
+    own = make_plan(problem, paper.br, paper.bc, (paper.stages_k, paper.stages_v), causal=plan.causal)
+    assert own is not None  # as the plan of the paper's tile was made
+    is_tile = (own.br, own.bc) != (plan.br, plan.bc)
+    found = [f"{own.br} x {own.bc} -> {plan.br} x {plan.bc}"] if is_tile else []
+    for name in ("blocks_per_sm",) if is_tile else FREE:  # the others mostly follow from the tile
+        before, after = (FREE[name][1](getattr(one, name)) for one in (own, plan))
+        if before != after:
+            found.append(f"{FREE[name][0]} {before} -> {after}")
+    return ", ".join(found)
 
 
 def _measured(problem: Problem, choice: tuned.Choice) -> Sm90aPlan:

@@ -174,6 +174,40 @@ def test_a_case_that_no_table_has_takes_the_papers_tile_and_says_so(tables):
 
 
 @pytest.mark.parametrize(
+    "other, what",
+    [
+        ({}, "64 x 64 as with --tiling paper"),
+        ({"blocks_per_sm": 2}, "blocks per SM 1 -> 2"),
+        ({"stages_v": 1, "p_in_shared": True}, "V tiles 2 -> 1, P in registers -> shared memory"),
+        ({"lazy_rescale": True}, "O rescaled always -> when a maximum grew much"),
+        ({"bc": 48}, "64 x 64 -> 64 x 48"),
+        ({"bc": 48, "blocks_per_sm": 2}, "64 x 64 -> 64 x 48, blocks per SM 1 -> 2"),
+    ],
+)
+def test_a_measured_plan_says_what_differs_from_the_papers_and_nothing_else(tables, other, what):
+    paper = decide(d=64, sram_bytes=48 * 1024).variants[0].plan
+    plan = replace(paper, causal="full", **other)
+    fields = {k: v for k, v in vars(plan).items() if k not in ("d", "dv")}
+    case = {"arch": "sm90a", "d": 64, "dv": 64, "causal": "full", "length_class": "long", "date": "today"}
+    case["plans"] = [{"plan": fields, "fast_memory_bytes": plan.fast_memory_bytes, "relative": 1}]
+    (tables / "card.json").write_text(json.dumps({"format": tuned.FORMAT, "card": "a card", "cases": [case]}))
+    *steps, told = decide(d=64, sram_bytes=48 * 1024, tiling="tuned", archs=["sm90a"]).changes["sm90a_full_long/bf16"]
+    assert told.what == what and told.why == "measured on a card, today: the fastest plan"
+    # The way to the paper's tile is told where it is taken, but not that a measured plan would be faster.
+    assert [step.what for step in steps] == (["Bc 96 -> 64"] if other == {} else [])
+
+
+@pytest.mark.parametrize("kb", [64, 99, 163, 192, 227])
+def test_no_change_of_the_tuned_plans_leads_to_the_same_tile(kb):
+    for d, dv in ((64, 64), (128, 128), (192, 128), (256, 256)):
+        found = decide(d=d, dv=dv, sram_bytes=kb * 1024, tiling="tuned", archs=["sm90a"])
+        for step in (step for steps in found.changes.values() for step in steps if " -> " in step.what):
+            for part in step.what.split(", "):
+                before, after = part.split(" -> ")
+                assert not before.endswith(after), step
+
+
+@pytest.mark.parametrize(
     "change, why", [({}, "takes 90,400 bytes, not 10"), ({"bc": 100}, "granules"), ({"speed": 1}, "speed")]
 )
 def test_a_table_never_leads_beyond_the_budget_nor_to_another_planners_plan(tables, change, why):
