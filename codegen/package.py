@@ -28,6 +28,9 @@ from .sizes import LARGEST_BYTES, format_bytes
 
 PLAN_FILE = "plan.json"
 CERTIFICATE_FILE = "certificate.json"
+# Steps in which a legal tile is looked for beside one that was refused: every planner's granules are multiples of the
+# first and divide the second; farther away, up to the fourth, the third is fine enough.
+GRANULE, WIDEST_GRANULE, COARSE, MOST_SEARCHED = 8, 64, 16, 4096
 FORMAT = "tileproof package 1"
 DIGEST_CHARS = 12
 # Stands where the digest will be while the digest is computed. Hexadecimal, so that it is legal in an identifier.
@@ -137,19 +140,50 @@ def _fits(problem: Problem) -> bool:
 
 
 def _with_advice(error: PlanError, problem: Problem) -> PlanError:
-    """A planner's error; when the budget is what is missing, with the budget that serves the whole request."""
+    """A planner's error; when the budget is what is missing, with the budget that serves the whole request.
+
+    When an overridden tile is, whatever the budget, with the nearest ones that every target of the request takes.
+    """
+    # What one target would try says nothing of the others.
+    said = [line.strip() for line in str(error).splitlines() if not line.strip().startswith("try --")]
     needed = smallest_sram(problem)
     if needed is None:
-        return error
+        tiles = _nearest_tiles(problem)
+        return PlanError(*said, *([f"try {tiles}"] if tiles else []))
     without = ""
     if problem.backward and _fits(replace(problem, backward=False)):
         without = ", or --no-backward"
-    said = [line.strip() for line in str(error).splitlines() if not line.strip().startswith("try --sram")]
     advice = f"try --sram {format_bytes(needed)}, where every kernel for {', '.join(problem.archs)} fits{without}"
-    if problem.br is None and problem.bc is None:
-        widths = f"d={problem.d}" + (f", dv={problem.dv}" if problem.dv != problem.d else "")
-        return PlanError(f"no tiling fits {problem.sram_bytes} bytes of SRAM at {widths}", *said, advice)
     return PlanError(*said, advice)
+
+
+def _nearest_tiles(problem: Problem) -> str:
+    """In words, what to give instead of --br or --bc for the request to have plans: both neighbours where they do."""
+    asked = {side: size for side, size in (("br", problem.br), ("bc", problem.bc)) if size is not None}
+    alone = {side: _neighbours(problem, side) for side in asked}
+    words = [f"--{side} {' or '.join(map(str, sizes))}" for side, sizes in alone.items() if sizes]
+    if words or len(asked) < 2:
+        return ", or ".join(words)
+    for br in _neighbours(replace(problem, bc=None), "br"):  # both are at fault: the rows by themselves first
+        keys = _neighbours(replace(problem, br=br), "bc")
+        if keys:
+            return f"--br {br} --bc {' or '.join(map(str, keys))}"
+    return ""
+
+
+def _neighbours(problem: Problem, side: str) -> list[int]:
+    """The nearest smaller and the nearest larger size of an overridden side with which every target has a plan."""
+    size = getattr(problem, side)
+    near = range(max(1, size - WIDEST_GRANULE), size + WIDEST_GRANULE + 1)
+    above = [n for n in near if n > size and n % GRANULE == 0]
+    below = [n for n in reversed(near) if n < size and n % GRANULE == 0]
+    below += [n for n in range(min(near.start - 1, MOST_SEARCHED), 0, -1) if n % COARSE == 0]
+
+    def fits(n: int) -> bool:
+        return _fits(replace(problem, br=n) if side == "br" else replace(problem, bc=n))
+
+    found = (next(filter(fits, sizes), None) for sizes in (below, above))
+    return [n for n in found if n is not None]
 
 
 def render_package(problem: Problem, name: str | None = None, templates: Path = render.TEMPLATES) -> dict[str, bytes]:

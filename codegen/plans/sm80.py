@@ -194,7 +194,8 @@ def _check_overrides(problem: Problem) -> None:
         rows = GRANULE * MOST_WARPS
         raise PlanError(
             f"Br={problem.br}: a block has at most {MOST_WARPS} warps of {GRANULE} or {2 * GRANULE} rows",
-            f"multiples of {GRANULE} up to {rows}, of {2 * GRANULE} up to {2 * rows}; try --br {_whole(problem.br)}",
+            f"multiples of {GRANULE} up to {rows}, of {2 * GRANULE} up to {2 * rows}",
+            f"try --br {_whole(problem.br)}",
         )
 
 

@@ -215,7 +215,7 @@ def plan_tile(problem: Problem, limit: int) -> tuple[Sm90aPlan, tuple[Change, ..
 
     held = next(_holding(problem, br, bc), None)
     if held is None:
-        hint = () if problem.br is None and problem.bc is None else ("fewer rows or keys (--br, --bc)",)
+        hint = () if problem.br is None and problem.bc is None else ("try --br or --bc with fewer rows or keys",)
         raise PlanError(_why_registers(problem, br, bc), *hint)
     spill = _why_registers(problem, br, bc)
     if (held.br, held.bc) != (br, bc):

@@ -92,11 +92,40 @@ def test_a_request_that_cannot_be_met_is_one_message_and_exit_2(codegen, tmp_pat
 def test_no_tiling_fits_says_what_would(codegen, tmp_path, line):
     code, _, err = codegen(line)
     assert code == 2 and listing(tmp_path) == []
-    assert err.startswith("codegen: error: no tiling fits 1024 bytes")
+    assert err.startswith("codegen: error: no tile fits 1,024 bytes") and err.count("fits 1,024") == 1
     assert "d=256" in err and "smallest" in err and err.count("try --sram") == 1
     enough = int(err.split("try --sram ")[1].split("KB")[0])
     assert codegen(line.replace("1KB", f"{enough}KB") + " --explain")[0] == 0
     assert codegen(line.replace("1KB", f"{enough - 1}KB") + " --explain")[0] == 2
+
+
+NEIGHBOURS = {
+    "--d 128 --bc 60 --arch sm80": "try --bc 48 or 64",
+    "--d 128 --br 60 --arch sm80": "try --br 48 or 64",
+    "--d 128 --br 144 --arch sm80": "try --br 128 or 160",
+    "--d 128 --br 60 --bc 60 --arch sm80": "try --br 48 --bc 48 or 64",
+    "--d 128 --bc 60 --arch sm90a": "try --bc 48 or 64",
+    "--d 128 --br 60 --arch sm90a": "try --br 64",
+    "--d 128 --br 320 --arch sm90a": "try --br 192",  # 256 rows spill at every length
+    "--d 128 --br 192 --bc 160 --arch sm90a": "try --br 128, or --bc 128",
+    "--d 64 --br 60 --arch cpu --dtype bf16": "try --br 32 or 64",
+    "--d 64 --bc 100 --arch cpu,sm80": "try --bc 96 or 112",  # 104 is whole for cpu alone
+    "--d 64 --br 100000": "try --br 160",
+}
+
+
+@pytest.mark.field("R098")
+@pytest.mark.parametrize("line", NEIGHBOURS)
+def test_a_refused_tile_names_its_neighbours_that_every_target_takes(codegen, line):
+    code, _, err = codegen(f"--sram 192KB {line}")
+    assert code == 2 and err.splitlines()[-1] == f"  {NEIGHBOURS[line]}" and err.count("try --") == 1
+    words = line.split()
+    for part in NEIGHBOURS[line].removeprefix("try ").split(", or "):
+        fixed, _, last = part.partition(" or ")
+        tiles = [fixed, *([" ".join([*fixed.split()[:-1], last])] if last else [])]
+        for tile in tiles:
+            given = dict(zip(words[::2], words[1::2], strict=True)) | dict(zip(*[iter(tile.split())] * 2, strict=True))
+            assert codegen(f"--sram 192KB --explain {' '.join(f'{k} {v}' for k, v in given.items())}")[0] == 0, tile
 
 
 @pytest.mark.field("R098")

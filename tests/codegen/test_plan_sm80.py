@@ -134,7 +134,7 @@ def test_the_fastest_tiles_use_32_rows_per_warp():
         ({"bc": 8}, "Bc=8: mma.m16n8k16 needs a multiple of 16"),
         ({"bc": 100}, "Bc=100: mma.m16n8k16 needs a multiple of 16\n  try --bc 96"),
         ({"br": 144}, "Br=144: a block has at most 8 warps of 16 or 32 rows\n"
-                      "  multiples of 16 up to 128, of 32 up to 256; try --br 128"),
+                      "  multiples of 16 up to 128, of 32 up to 256\n  try --br 128"),
         ({"br": 512}, "Br=512: a block has at most 8 warps"),
         ({"br": 128, "bc": 256}, "128 x 256 spills: of a thread's 255 registers, S and O take 384 with 32 rows"),
         ({"br": 256, "bc": 128}, "256 x 128 spills: of a thread's 255 registers, S and O take 256 with 32 rows"),
