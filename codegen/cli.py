@@ -204,7 +204,7 @@ def _emit(options: dict[str, Any], problem: Any, out: Path) -> None:
     named = list(dict.fromkeys(gpus)) if options["arch"] else []
     if options["build"]:
         tools.build(target, named, quiet=quiet)
-    made = tools.wheel(target, out / "dist", named, quiet=quiet) if options["wheel"] else None
+    made = tools.wheel(target, out / "dist", named) if options["wheel"] else None
     if options["verify"]:
         for device in tools.judged_devices(problem.archs):
             tools.verify(target, device, quiet=quiet)

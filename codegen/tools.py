@@ -22,17 +22,17 @@ def build(package: Path, cuda_archs: Sequence[str] = (), *, quiet: bool = False)
     cuda_archs: GPUs to compile for ("sm_80"); none given: those of this machine.
     Raises: ToolError when the build fails; its output has been shown.
     """
-    _run_module(package, ["build", *_cuda(cuda_archs)], f"building {package.name}", quiet)
+    _run_module(package, ["build", *_cuda(cuda_archs)], f"building {package.name}", _stdout(quiet))
 
 
-def wheel(package: Path, folder: Path, cuda_archs: Sequence[str] = (), *, quiet: bool = False) -> Path:
-    """Make a wheel with the compiled libraries in `folder`; returns its path.
+def wheel(package: Path, folder: Path, cuda_archs: Sequence[str] = ()) -> Path:
+    """Make a wheel with the compiled libraries in `folder`; returns its path, which the package's own command prints.
 
     Raises: ToolError when the build fails or no wheel came out.
     """
     before = {path: path.stat().st_mtime_ns for path in folder.glob("*.whl")}
     words = ["wheel", str(folder.resolve()), *_cuda(cuda_archs)]
-    _run_module(package, words, f"packing a wheel of {package.name}", quiet)
+    _run_module(package, words, f"packing a wheel of {package.name}", subprocess.DEVNULL)
     made = [path for path in folder.glob("*.whl") if before.get(path) != path.stat().st_mtime_ns]
     if len(made) != 1:
         raise ToolError(f"packing a wheel of {package.name} ended without one in {folder}")
@@ -56,24 +56,30 @@ def verify(package: Path, device: str, *, quiet: bool = False) -> None:
 
     Raises: ToolError when a case is outside its bound, or the judge itself failed.
     """
-    _run([sys.executable, "-m", "verify", "certify", str(package), "--device", device], f"certifying {package}", quiet)
+    words = [sys.executable, "-m", "verify", "certify", str(package), "--device", device]
+    _run(words, f"certifying {package}", _stdout(quiet))
 
 
 def _cuda(archs: Sequence[str]) -> list[str]:
     return [word for arch in archs for word in ("--cuda-arch", arch)]
 
 
-def _run_module(package: Path, words: Sequence[str], what: str, quiet: bool) -> None:
+def _stdout(quiet: bool) -> int | None:
+    """Where a tool's output goes: on ours, or with `quiet` all of it on stderr, so that stdout stays JSON."""
+    return STDERR if quiet else None
+
+
+def _run_module(package: Path, words: Sequence[str], what: str, stdout: int | None) -> None:
     """`python -m PACKAGE WORDS`, the package found by its parent folder."""
     path = os.pathsep.join(filter(None, (str(package.resolve().parent), os.environ.get("PYTHONPATH"))))
-    _run([sys.executable, "-m", package.name, *words], what, quiet, {**os.environ, "PYTHONPATH": path})
+    _run([sys.executable, "-m", package.name, *words], what, stdout, {**os.environ, "PYTHONPATH": path})
 
 
-def _run(command: Sequence[str], what: str, quiet: bool, env: Mapping[str, str] | None = None) -> None:
-    """Run to the end, its output on ours; with `quiet` all of it on stderr, so that stdout stays JSON."""
+def _run(command: Sequence[str], what: str, stdout: int | None, env: Mapping[str, str] | None = None) -> None:
+    """Run to the end; what it says on stderr is shown."""
     sys.stdout.flush()
     try:
-        done = subprocess.run(command, check=False, stdout=STDERR if quiet else None, env=env)
+        done = subprocess.run(command, check=False, stdout=stdout, env=env)
     except OSError as e:
         raise ToolError(f"{what}: cannot start {command[0]}: {e.strerror}") from e
     if done.returncode != 0:

@@ -42,10 +42,11 @@ def test_with_json_the_output_of_a_tool_goes_to_stderr(package, capfd):
     assert capfd.readouterr() == ("", "ran build\n")
 
 
-def test_a_wheel_is_found_and_a_second_one_too(package, tmp_path):
+def test_a_wheel_is_found_and_a_second_one_too_and_its_path_is_the_callers_to_print(package, tmp_path, capfd):
     folder = package(0)
     for _ in range(2):
         assert tools.wheel(folder, tmp_path / "dist") == tmp_path / "dist" / "fake-1.whl"
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_failing_tool_is_an_error_with_its_exit_code(package):
