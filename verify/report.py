@@ -24,6 +24,7 @@ from verify.certificate_table import TITLES
 from verify.markdown import source, table
 
 GENERATED = Path("generated")
+CERTIFICATES = "<!-- figures: certificate -->"  # the block that every `certify` of a checked-in package changes
 MOST_NAMED = 20  # failed tests that are named under their counts
 _BLOCK = re.compile(r"(<!-- figures: (?P<name>[a-z_ 0-9]+) -->\n)(?P<body>.*?)(<!-- end of figures -->)", re.DOTALL)
 

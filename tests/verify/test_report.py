@@ -75,6 +75,22 @@ def test_the_command_notices_a_readme_that_is_stale(results, tmp_path, monkeypat
     assert run(cli.main, ["report", "--check", "--readme", str(readme)]).exit_code == 0
 
 
+@pytest.mark.parametrize("block", ["certificate", "bench cpu"])
+def test_a_readme_that_is_stale_by_a_certificate_says_how_to_have_the_old_one_back(
+    results, tmp_path, monkeypatch, block
+):
+    readme = tmp_path / "README.md"
+    readme.write_text(README.replace("bench cpu", block))
+    stated = {"format": "tileproof certificate 1", "name": "attn", "digest": "0", "devices": {}}
+    (tmp_path / "generated" / "attn").mkdir(parents=True)
+    (tmp_path / "generated" / "attn" / "certificate.json").write_text(json.dumps(stated))
+    monkeypatch.setattr(command, "RESULTS", results)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(cli.main, ["report", "--check", "--readme", str(readme)])
+    assert done.exit_code == 1 and "try python -m verify report" in done.stderr
+    assert ("git checkout generated brings the checked-in certificate back" in done.stderr) is (block == "certificate")
+
+
 def test_a_header_names_machine_versions_command_and_load(monkeypatch):
     monkeypatch.setattr("sys.argv", ["/a/verify/__main__.py", "bench", "/b/attn_d64", "--n", "512"])
     found = machine.describe()

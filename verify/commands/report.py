@@ -37,4 +37,7 @@ def report(check: bool, readmes: tuple[Path, ...], as_json: bool) -> None:
     if check and changed:
         names = ", ".join(map(str, changed))
         click.echo(f"not what the result files give: {names}; try python -m verify report", err=True)
+        if any(figures.CERTIFICATES in readme.read_text() for readme in changed):
+            back = "git checkout generated brings the checked-in certificate back"
+            click.echo(f"where a certify of your own is what changed, {back}", err=True)
         sys.exit(1)
