@@ -6,9 +6,17 @@ A path, `-n`, `-m`, `--pdb` or `--trace` on the command line is left as it is.
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 WORKERS = 2
+# Workers share the processors. A thread that waits by spinning, as those of OpenMP and OpenBLAS do unless told, takes a
+# processor from the other worker: torch's and NumPy's parts of the tests then cost up to twice the processor time.
+# Read when the libraries are loaded, so set before anything imports them; a value of the user's stands.
+QUIET = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_NUM_THREADS": "1"}
+for _name, _value in QUIET.items():
+    os.environ.setdefault(_name, _value)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,4 +1,4 @@
-"""Emitted packages with the real kernels, each compiled once and kept in the build cache."""
+"""Emitted packages with the real forward kernels, each compiled once and kept in the build cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _unforced_isa(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _package(d: int, **words: object) -> ModuleType:
-    return packages.load(packages.emit(d=d, archs=("cpu",), **words))
+    return packages.load(packages.emit(d=d, archs=("cpu",), backward=False, **words))
 
 
 @pytest.fixture(scope="session")
