@@ -68,9 +68,9 @@ def package(mutant: Mutant, problem: Problem) -> Folder:
 
 
 def host(dtype: str = "float32") -> Problem:
-    """The package that the CPU mutants live in: small tiles, d != dv, neither a power of two."""
+    """The package that the CPU mutants of the forward pass live in: small tiles, d != dv, neither a power of two."""
     tile = {"br": 32, "bc": 16} if dtype == "float32" else {"br": 64, "bc": 32}
-    return packages.request(sram="192KB", d=24, dv=40, dtypes=(dtype,), archs=("cpu",), **tile)
+    return packages.request(sram="192KB", d=24, dv=40, dtypes=(dtype,), archs=("cpu",), backward=False, **tile)
 
 
 def hunt_cpu(mutant: Mutant, device: Device, *, examples: int, seed: int) -> Hunt:
