@@ -282,7 +282,8 @@ def _why_registers(problem: Problem, br: int, bc: int) -> str:
     """Why the tile does not hold in registers, with P in them and in shared memory."""
     given = REGISTERS[br // WARPGROUP_ROWS, 1][1]
     inside, outside = (registers_sm90a.needed(bc, padded(problem.dv), way) for way in (False, True))
-    ways = f"{inside} with P in registers, {outside} with P in shared memory"
+    wants = f"and P in shared memory wants a multiple of {P_PANEL} keys"
+    ways = f"{inside} with P in registers, {wants if bc % P_PANEL else f'{outside} with P in shared memory'}"
     return f"{br} x {bc} spills: of a consumer's {given} registers it takes {ways}"
 
 
