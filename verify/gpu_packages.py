@@ -29,17 +29,23 @@ PACKAGES: dict[str, dict[str, Any]] = {
     "dv larger than d, neither a multiple of 16": {"sram": "192KB", "d": 40, "dv": 136, **_CUDA},
     "narrowest": {"sram": "163KB", "d": 8, "dv": 8, **_CUDA},
 }
-# Packages with kernels for sm_90a alone: the paper's tiles, and what was measured. Their sm_80 kernels are judged
-# beside them.
+# Packages with kernels for sm_90a alone: the paper's tiles, what was measured, and tiles that leave no room for two
+# buffers. Their sm_80 kernels are judged beside them.
+_HOPPER: dict[str, Any] = {"sram": "227KB", "dtypes": DTYPES, "archs": ("sm90a",), "backward": False}
 HOPPER: dict[str, dict[str, Any]] = {
     f"sm90a, d={d}" + (f", dv={dv}" if d != dv else "") + (", tuned" if tiling == "tuned" else ""): {
-        "sram": "227KB", "d": d, "dv": dv, "dtypes": DTYPES, "archs": ("sm90a",), "backward": False, "tiling": tiling,
+        **_HOPPER, "d": d, "dv": dv, "tiling": tiling,
     }
     for tiling, widths in (
         ("paper", (*((d, d) for d in (32, 64, 80, 96, 128, 192, 256)), (192, 128))),
         ("tuned", ((64, 64), (128, 128), (256, 256), (192, 128))),
     )
     for d, dv in widths
+} | {
+    "sm90a, d=128, one buffer of V": {**_HOPPER, "sram": "48KB", "d": 128},
+    "sm90a, d=192, one buffer of V": {**_HOPPER, "d": 192, "br": 128, "bc": 128},
+    "sm90a, d=256, one buffer of V": {**_HOPPER, "d": 256, "br": 128, "bc": 96},
+    "sm90a, d=64, dv=128, one buffer of K and of V": {**_HOPPER, "sram": "16KB", "d": 64, "dv": 128},
 }  # fmt: skip
 # Packages whose gradients are certified, a few cases each: hearing them takes longer.
 BACKWARD: dict[str, dict[str, Any]] = {
@@ -56,12 +62,12 @@ SANITIZED = (
     "dv smaller than d", "dv larger than d, neither a multiple of 16",
 )  # fmt: skip
 # And on sm_90a: P in shared memory with three consumers that skip key tiles, in registers with a lazy rescale, one
-# consumer, panels of 16 columns and unequal widths.
+# consumer, panels of 16 columns and unequal widths, rings of one buffer.
 SANITIZED_HOPPER: tuple[dict[str, Any], ...] = tuple(
     {"sram": "227KB", "dtypes": ("bf16",), "archs": ("sm90a",), "backward": False, **words}
     for words in (
         {"d": 128, "br": 192, "bc": 128}, {"d": 256, "br": 128, "bc": 80}, {"d": 64, "br": 64, "bc": 64},
-        {"d": 72, "dv": 40, "br": 128, "bc": 64},
+        {"d": 72, "dv": 40, "br": 128, "bc": 64}, {"d": 64, "dv": 128, "sram": "16KB"},
     )
 )  # fmt: skip
 DEBUG: dict[str, Any] = {"sram": "163KB", "d": 64, "br": 64, "bc": 32, "debug": True, **_CUDA}
