@@ -6,6 +6,7 @@ import random
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from codegen import lint, problem
@@ -82,6 +83,17 @@ def test_the_clocks_of_query_tiles_order_what_was_timed(d):
                 compared += 1
                 assert one.clocks(smem) < two.clocks(smem), (one, two, a, b)
     assert compared >= 70
+
+
+@pytest.mark.parametrize("d, error", [(64, 0.065), (128, 0.039)])
+def test_the_clocks_of_query_tiles_meet_what_was_timed_as_well_as_they_are_said_to(d, error):
+    """A line per shape: time over that of the default form against clocks; errors of the part that grows with them."""
+    clocks = np.array([tile.clocks(DEVICES["sm90"].smem_per_sm_bytes) for tile in measured(d)])
+    times = 1 / np.array(list(measured(d).values()))  # a column per shape
+    (fixed, per_clock), *_ = np.linalg.lstsq(np.stack([np.ones_like(clocks), clocks], 1), times, rcond=None)
+    grows = np.outer(clocks, per_clock)
+    assert (per_clock > 0).all()
+    assert np.sqrt(np.mean(((times - fixed - grows) / grows) ** 2)) == pytest.approx(error, abs=5e-4)
 
 
 @pytest.mark.parametrize("d", [64, 128])
