@@ -32,8 +32,8 @@ DTYPE = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16)}
 CAUSAL = {False: 0, "bottom_right": 1, "top_left": 2}
 
 
-def make_problem(d, dv=None, *, sram_kb=163, debug=False):
-    return problems.make(sram_bytes=sram_kb * 1024, d=d, dv=dv, archs=("sm80",), debug=debug)
+def make_problem(d, dv=None, *, sram_kb=163, debug=False, dtypes=("bf16", "fp16")):
+    return problems.make(sram_bytes=sram_kb * 1024, d=d, dv=dv, archs=("sm80",), debug=debug, dtypes=dtypes)
 
 
 def plan_of(problem) -> Sm80BackwardPlan:
@@ -73,7 +73,8 @@ def emulator(problem, plan, old="", new="") -> Emulator:
     if old:
         assert text.count(old) == 1, f"{old!r} is there {text.count(old)} times"
         text = text.replace(old, new)
-    return Emulator(build.library(text, includes=[folder(problem, plan)], name="backward_sm80.cu"))
+    includes = [folder(problem, plan)]
+    return Emulator(build.library(text, includes=includes, flags=build.QUICK, name="backward_sm80.cu"))
 
 
 @dataclass

@@ -15,7 +15,7 @@ SMALL = [(128, 128, 99), (256, 256, 99), (192, 128, 64), (256, 256, 64), (48, 96
 
 @pytest.mark.parametrize("d, dv, sram_kb", WIDE + SMALL)
 def test_every_width_and_budget_is_within_the_bound_without_bank_conflicts(d, dv, sram_kb):
-    problem = units.make_problem(d, dv, sram_kb=sram_kb)
+    problem = units.make_problem(d, dv, sram_kb=sram_kb, dtypes=("bf16",))
     plan = units.plan_of(problem)
     machine = units.emulator(problem, plan)
     machine.configure(LATE[0])
@@ -58,7 +58,7 @@ def test_the_deterministic_form_gives_the_same_bits_whatever_comes_first():
 
 def test_two_orders_of_the_reductions_differ_and_are_both_right():
     """Otherwise the test above would pass for the default form, and prove nothing. In float32, where each bit shows."""
-    problem = units.make_problem(64, sram_kb=64, debug=True)
+    problem = units.make_problem(64, sram_kb=64, debug=True, dtypes=("bf16",))
     machine = units.emulator(problem, units.plan_of(problem))
     x = units.draw((1, 1, 1, 70, 600), 64, 64, "bf16")
     found = []

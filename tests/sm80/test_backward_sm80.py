@@ -37,6 +37,6 @@ def test_dq_in_more_passes_than_its_registers_need_is_right(keys, passes):
     """What the register rule asks for where one pass would be straight code."""
     assert (keys.dq_passes, keys.dq_columns) == passes
     plan = Sm80BackwardPlan(keys=keys, query=QueryTiles(d=keys.d, dv=keys.dv, br=64, bc=16, row_tiles=1, stages=1))
-    problem = units.make_problem(keys.d, keys.dv)
+    problem = units.make_problem(keys.d, keys.dv, dtypes=("bf16",))
     x = units.draw((1, 2, 1, 70, 40), keys.d, keys.dv, "bf16", causal="bottom_right")
     units.assert_right(problem, x, units.gradients(problem, x, plan=plan), plan=plan)

@@ -202,7 +202,7 @@ class Emulated(Kernels):
     def load(self, files: Mapping[str, bytes], dtype: str, *, debug: bool) -> Run:
         text = files[f"csrc/forward_{self.isa}.cu"].decode()
         includes = [packages.emit(self.problem(dtype, debug=debug)) / "csrc"]
-        emulator = Emulator(build.library(text, includes=includes, name=f"forward_{self.isa}.cu"))
+        emulator = Emulator(build.library(text, includes=includes, flags=build.QUICK, name=f"forward_{self.isa}.cu"))
         emulator.configure(SCHEDULES[0])
 
         def run(case: Case) -> tuple[Array, Array]:

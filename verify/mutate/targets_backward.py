@@ -100,7 +100,7 @@ class EmulatedBackward(Kernels):
     def load(self, files: Mapping[str, bytes], dtype: str, *, debug: bool) -> Any:
         path = emulated_backward.PATH
         text, includes = texts.flat(files, path), [texts.written(files)]
-        emulator = Emulator(build.library(text, includes=includes, name=path.removeprefix("csrc/")))
+        emulator = Emulator(build.library(text, includes=includes, flags=build.QUICK, name=path.removeprefix("csrc/")))
         emulator.configure(SCHEDULES[0])
 
         def run(probe: BackwardProbe) -> Answer:

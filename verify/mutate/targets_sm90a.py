@@ -38,9 +38,8 @@ class Wgmma(Emulated):
     def load(self, files: Mapping[str, bytes], dtype: str, *, debug: bool) -> Any:
         unit = _unit(_row(files, self.isa, dtype))
         path = f"csrc/forward_{unit}.cu"
-        emulator = Emulator(
-            build.library(texts.flat(files, path), includes=[texts.written(files)], name=path.removeprefix("csrc/"))
-        )
+        text, includes = texts.flat(files, path), [texts.written(files)]
+        emulator = Emulator(build.library(text, includes=includes, flags=build.QUICK, name=path.removeprefix("csrc/")))
         emulator.configure(SCHEDULES[0])
 
         def run(case: Case) -> tuple[Array, Array]:

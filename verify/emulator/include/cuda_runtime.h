@@ -9,7 +9,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#include <functional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -79,7 +78,14 @@ uint32_t shuffle(uint32_t mask, uint32_t value, int source, Site site);
 int own_lane();
 
 void allow_shared_bytes(const void* kernel, int bytes);
-int launch(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body);
+
+// What every thread of a launch calls: a kernel with its arguments. No std::function: <functional> alone is a tenth of a
+// second in each compilation.
+struct Body {
+  void (*call)(const void* closure);
+  const void* closure;
+};
+int launch(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, Body body);
 int last_launch_code();
 
 template <typename T>
@@ -178,8 +184,10 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
       return cudaErrorNotSupported;
   }
   std::tuple<std::decay_t<Parameters>...> parameters(std::forward<Arguments>(arguments)...);
+  const auto thread = [&] { std::apply(kernel, parameters); };
+  const emu::Body body = {[](const void* closure) { (*static_cast<decltype(&thread)>(closure))(); }, &thread};
   return static_cast<cudaError_t>(emu::launch(reinterpret_cast<const void*>(kernel), config->gridDim, config->blockDim,
-                                              config->dynamicSmemBytes, [&] { std::apply(kernel, parameters); }));
+                                              config->dynamicSmemBytes, body));
 }
 
 inline cudaError_t cudaGetLastError() { return static_cast<cudaError_t>(emu::last_launch_code()); }

@@ -29,7 +29,7 @@ Thread threads[kMaxThreads];
 Fiber fibers[kMaxThreads];
 Warp warps[kMaxWarps];
 Context main_context;
-const std::function<void()>* kernel_body;
+Body kernel_body;
 uint32_t ready_warps;
 int current_warp, living;
 constexpr uint32_t kPolls = 1 << 22;  // more than any thread needs between two waits
@@ -130,7 +130,7 @@ void leave_to_next(Thread& from) {
 }
 
 void fiber_entry() {
-  (*kernel_body)();
+  kernel_body.call(kernel_body.closure);
   Thread& thread = *self;
   for (int i = 0; i < topic_count; ++i)
     if (topics[i]->thread_exit) topics[i]->thread_exit(thread);
@@ -220,8 +220,8 @@ bool start_threads(dim3 block) {
   return true;
 }
 
-void run_threads(const std::function<void()>& body) {
-  kernel_body = &body;
+void run_threads(Body body) {
+  kernel_body = body;
   Thread* first = next_thread();
   run(*first);
   switch_context(main_context, fibers[first->linear].context);

@@ -46,7 +46,7 @@ std::vector<uint64_t> block_order(uint64_t blocks) {
 }
 
 // False when there is no memory for the threads' stacks.
-bool run_block(uint64_t block, dim3 grid, dim3 threads, const std::function<void()>& body) {
+bool run_block(uint64_t block, dim3 grid, dim3 threads, Body body) {
   blockIdx = {unsigned(block % grid.x), unsigned(block / grid.x % grid.y), unsigned(block / grid.x / grid.y)};
   if (!start_threads(threads)) return false;
   for (int i = 0; i < topic_count; ++i)
@@ -57,7 +57,7 @@ bool run_block(uint64_t block, dim3 grid, dim3 threads, const std::function<void
   return true;
 }
 
-int run_grid(dim3 grid, dim3 threads, const std::function<void()>& body) {
+int run_grid(dim3 grid, dim3 threads, Body body) {
   for (int i = 0; i < topic_count; ++i)
     if (topics[i]->launch_start) topics[i]->launch_start();
   for (const uint64_t block : block_order(uint64_t(grid.x) * grid.y * grid.z)) {
@@ -89,7 +89,7 @@ void allow_shared_bytes(const void* kernel, int bytes) { allowed_shared_bytes[ke
 
 int last_launch_code() { return last_code; }
 
-int launch(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
+int launch(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, Body body) {
   if (stopped()) return last_code = cudaErrorLaunchFailure;
   if (!can_launch(kernel, grid, block, shared_bytes)) return last_code = cudaErrorInvalidValue;
   const auto start = std::chrono::steady_clock::now();

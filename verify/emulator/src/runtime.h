@@ -14,11 +14,10 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
-#include "../include/cuda_runtime.h"  // dim3, uint3, emu::Site
+#include "../include/cuda_runtime.h"  // dim3, uint3, emu::Site, emu::Body
 
 namespace emu {
 
@@ -112,7 +111,7 @@ int living_threads();                // of the block, that have not exited
 bool at_barrier(const Thread& thread);  // it waits in a __syncthreads or bar.sync (barrier.cpp)
 // For launch.cpp: make the fibers of a block (false: no memory for their stacks); run them until all have exited.
 bool start_threads(dim3 block);
-void run_threads(const std::function<void()>& body);
+void run_threads(Body body);
 
 // Edges of happens-before; all do nothing when config.check is off.
 void release(Thread& thread, Clocks into);                 // `into` joins the thread's clocks; its own time advances
