@@ -51,9 +51,9 @@ def draw(shape, d, dv, dtype, seed=0):
 
 
 @pytest.mark.field("R012", "R030", "R053", "R060", "R061", "R063", "R064", "R105")
+@isas
 @pytest.mark.parametrize("sizes", PACKAGES, ids=lambda s: "d{}_dv{}_br{}_bc{}".format(*s))
 @dtypes
-@isas
 def test_errors_are_within_the_derived_bound(isa, dtype, sizes):
     problem = package(*sizes)
     for number, shape in enumerate(SHAPES):
@@ -70,8 +70,8 @@ def test_errors_are_within_the_derived_bound(isa, dtype, sizes):
             )
 
 
-@dtypes
 @isas
+@dtypes
 def test_inputs_that_attack_the_algorithm_stay_within_the_bound(isa, dtype):
     """Every family of verify.inputs that needs no mask beyond those of the kernel, one and several blocks long."""
     problem = package()

@@ -47,9 +47,16 @@ def make_problem(d, dv=None, *, dtypes=("float32", "float64", "bf16", "fp16"), s
     return problems.make(sram_bytes=sram, d=d, dv=dv, dtypes=dtypes, archs=("cpu",), **more)
 
 
+@functools.cache
+def decide(problem):
+    """The planner's decision: asked for at every call of a kernel."""
+    return cpu.decide(problem, "cpu")
+
+
+@functools.cache
 def sources(problem):
     """The files of the CPU target that a vector unit needs: name -> text."""
-    decision = cpu.decide(problem, "cpu")
+    decision = decide(problem)
     header = ["Emitted by a test."]
     interface = {"problem": problem, "header": header, "exact": []}
     files = {"forward.h": render.render("package/csrc/forward.h.j2", interface)}
@@ -109,7 +116,7 @@ def load(files, isa, dtype):
 
 
 def plan(problem, isa, dtype):
-    return next(v.plan for v in cpu.decide(problem, "cpu").variants if (v.isa, v.dtype) == (isa, dtype))
+    return next(v.plan for v in decide(problem).variants if (v.isa, v.dtype) == (isa, dtype))
 
 
 def strides(x):
