@@ -11,7 +11,7 @@ from verify.inputs import FAMILIES
 
 @pytest.fixture(scope="module")
 def form():
-    folder = packages.emit(d=16, dv=24, dtypes=("float32",), archs=("cpu",), br=32, bc=16)
+    folder = packages.emit(d=16, dv=24, dtypes=("float32",), archs=("cpu",), br=32, bc=16, backward=False)
     return packages.load(trace.debug_form(folder, "cpu"))
 
 

@@ -109,7 +109,8 @@ def test_what_the_clean_kernel_says_passes_only_with_its_own_plan_and_launch(cle
 @needs_nvcc
 def test_the_command_fails_on_a_finding(tmp_path):
     """A package whose kernel asks for other shared memory than its plan."""
-    folder = packages.emit(sram="163KB", d=16, br=16, bc=16, dtypes=("bf16",), archs=("sm80",))
+    words = {"dtypes": ("bf16",), "archs": ("sm80",), "backward": False}
+    folder = packages.emit(sram="163KB", d=16, br=16, bc=16, **words)
     copy = tmp_path / folder.name
     shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("__pycache__"))
     source = copy / "csrc" / "forward_sm80.cu"
