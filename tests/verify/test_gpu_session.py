@@ -72,9 +72,12 @@ def test_a_file_that_does_not_end_well_is_a_failure_with_the_end_of_its_output(s
 
 
 def test_a_file_that_runs_out_of_time_says_which_tests_had_ended(session_of):
-    session = session_of("hangs", seconds=15.0)
-    gpu_tests.tests(session)
-    last = session.kept[-1]
+    for seconds in (5.0, 60.0):  # to start pytest takes one second, on a machine with much else to do many
+        session = session_of("hangs", seconds=seconds)
+        gpu_tests.tests(session)
+        last = session.kept[-1]
+        if "test_first PASSED" in last["output"]:
+            break
     assert not last["holds"] and states(last) == {"tests/gpu/test_hangs.py": "failed"}
     assert "test_first PASSED" in last["output"] and "test_second PASSED" not in last["output"]
     assert "exit 124" in last["output"] and last["output"].endswith("out of time")

@@ -27,6 +27,12 @@ def text() -> bytes:
     return training_text.documentation()
 
 
+@pytest.fixture
+def text_is_read_once(text, monkeypatch):
+    """The command gets the text that is here already: parsing the library takes seconds, and gives the same again."""
+    monkeypatch.setattr(training_text, "documentation", lambda: text)
+
+
 def one(attn, text, setting=SMALL):
     return training.run(attn, text, device="cpu", dtypes=("float32",), setting=setting)["conditions"][0]
 
@@ -160,6 +166,7 @@ def test_the_text_is_long_enough_and_the_same_again(text):
         training.Text.of(b"short", training.Setting(), "cpu")
 
 
+@pytest.mark.usefixtures("text_is_read_once")
 def test_a_dtype_that_no_network_is_trained_in_exits_2():
     done = CliRunner().invoke(main, ["real", "--training", "--dtype", "float64"])
     assert done.exit_code == 2 and "try --dtype float32, bf16 or fp16" in done.output
@@ -170,6 +177,7 @@ def test_seeds_without_training_are_refused():
     assert done.exit_code == 2 and "only --training draws from seeds" in done.output
 
 
+@pytest.mark.usefixtures("text_is_read_once")
 def test_the_command_writes_what_the_decisions_were_made_from(small_package, monkeypatch, tmp_path):
     tiny = training.Setting(size=SMALL.size, steps=12, compared=5, seeds=2, held_out=4)
     monkeypatch.setattr(training, "Setting", lambda **words: replace(tiny, **words))
