@@ -16,14 +16,17 @@ def _unforced_isa(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ISA_VARIABLE, raising=False)
 
 
-def _package(d: int, **words: object) -> ModuleType:
-    return packages.load(packages.emit(d=d, archs=("cpu",), backward=False, **words))
+def _package(d: int, *, backward: bool = False, **words: object) -> ModuleType:
+    return packages.load(packages.emit(d=d, archs=("cpu",), backward=backward, **words))
 
 
 @pytest.fixture(scope="session")
 def small() -> ModuleType:
-    """d = dv = 16, every dtype, one tile for every path: quick, so most tests use it."""
-    return _package(16, br=32, bc=96)
+    """d = dv = 16, every dtype, one tile for every path: quick, so most tests use it.
+
+    With gradients, which no test here asks for: so it is the package of tests/package/autograd_calls.py, built once.
+    """
+    return _package(16, br=32, bc=96, backward=True)
 
 
 @pytest.fixture(scope="session")
