@@ -227,7 +227,8 @@ def test_figures_without_the_debug_form_do_not_replace_figures_with_it(holds, tr
     assert certificate.is_poorer(stated, before) is poorer
 
 
-def test_a_violation_exits_1_and_says_how_to_see_it_again(small_package, monkeypatch):
+def test_a_violation_exits_1_and_says_how_to_see_it_again(small_package, monkeypatch, tmp_path):
+    folder = shutil.copytree(small_package, tmp_path / small_package.name)  # a certificate stays in the package
     run = devices.Cpu.run
 
     def wrong(self, attn, case, path):
@@ -235,7 +236,7 @@ def test_a_violation_exits_1_and_says_how_to_see_it_again(small_package, monkeyp
         return (o * 1.001 if case.name == "gaussian/float32/0" else o), lse
 
     monkeypatch.setattr(devices.Cpu, "run", wrong)
-    done = CliRunner().invoke(main, ["certify", str(small_package), "--cases", "17", "--json", "--no-balls"])
+    done = CliRunner().invoke(main, ["certify", str(folder), "--cases", "17", "--json", "--no-balls"])
     assert done.exit_code == 1
     again = next(line for line in done.stderr.splitlines() if "again: " in line).split("again: ")[1].split()
     assert again[:4] == ["python", "-m", "verify", "certify"] and "--only" in again and "--path" in again
