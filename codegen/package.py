@@ -142,19 +142,33 @@ def _fits(problem: Problem) -> bool:
 def _with_advice(error: PlanError, problem: Problem) -> PlanError:
     """A planner's error; when the budget is what is missing, with the budget that serves the whole request.
 
-    When an overridden tile is, whatever the budget, with the nearest ones that every target of the request takes.
+    When an overridden tile is, whatever the budget, with the nearest ones that every target of the request takes. When
+    both are, with what serves the request without its override.
     """
     # What one target would try says nothing of the others.
     said = [line.strip() for line in str(error).splitlines() if not line.strip().startswith("try --")]
     needed = smallest_sram(problem)
     if needed is None:
         tiles = _nearest_tiles(problem)
-        return PlanError(*said, *([f"try {tiles}"] if tiles else []))
+        advice = f"try {tiles}" if tiles else _without_tile(problem)
+        return PlanError(*said, *([advice] if advice else []))
     without = ""
     if problem.backward and _fits(replace(problem, backward=False)):
         without = ", or --no-backward"
     advice = f"try --sram {format_bytes(needed)}, where every kernel for {', '.join(problem.archs)} fits{without}"
     return PlanError(*said, advice)
+
+
+def _without_tile(problem: Problem) -> str:
+    """What to try where no other --br or --bc helps: the request without them, with more memory if it needs that."""
+    free = replace(problem, br=None, bc=None)
+    asked = " and ".join(f"--{side}" for side in ("br", "bc") if getattr(problem, side) is not None)
+    if not asked:
+        return ""
+    if _fits(free):
+        return f"try without {asked}"
+    needed = smallest_sram(free)
+    return f"try --sram {format_bytes(needed)} without {asked}" if needed else ""
 
 
 def _nearest_tiles(problem: Problem) -> str:

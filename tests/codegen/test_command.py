@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -126,6 +127,31 @@ def test_a_refused_tile_names_its_neighbours_that_every_target_takes(codegen, li
         for tile in tiles:
             given = dict(zip(words[::2], words[1::2], strict=True)) | dict(zip(*[iter(tile.split())] * 2, strict=True))
             assert codegen(f"--sram 192KB --explain {' '.join(f'{k} {v}' for k, v in given.items())}")[0] == 0, tile
+
+
+@pytest.mark.parametrize(
+    "tile, widths",
+    [
+        ("--bc 100", "--sram 64KB --d 128 --arch cpu,sm80 --no-backward"),
+        ("--br 60", "--sram 16KB --d 192 --arch cpu"),
+        ("--br 8 --bc 65", "--sram 16KB --d 192 --arch sm80,sm90a"),
+    ],
+)
+def test_a_refused_tile_where_the_budget_is_too_small_as_well_says_what_serves_without_it(codegen, tile, widths):
+    code, _, err = codegen(f"{widths} {tile}")
+    words = tile.split()[::2]
+    hint = re.fullmatch(rf"  try --sram (\d+)KB without {' and '.join(words)}", err.splitlines()[-1])
+    assert code == 2 and hint and err.count("try ") == 1
+    sram, enough = widths.split(" --d")[0], int(hint[1])
+    for kb, expected in ((enough, 0), (enough - 1, 2)):
+        assert codegen(f"{widths.replace(sram, f'--sram {kb}KB')} --explain")[0] == expected
+
+
+def test_a_refused_tile_where_no_other_fits_is_told_to_go(codegen):
+    line = "--sram 192KB --d 256 --arch cpu"
+    code, _, err = codegen(f"{line} --br 15 --bc 100")
+    assert code == 2 and err.splitlines()[-1] == "  try without --br and --bc"
+    assert codegen(f"{line} --explain")[0] == 0
 
 
 @pytest.mark.field("R098")
