@@ -26,8 +26,9 @@ def build(package: Path, cuda_archs: Sequence[str] = (), *, quiet: bool = False)
 
 
 def wheel(package: Path, folder: Path, cuda_archs: Sequence[str] = ()) -> Path:
-    """Make a wheel with the compiled libraries in `folder`; returns its path, which the package's own command prints.
+    """Make a wheel with the compiled libraries in `folder`; returns its path.
 
+    The package's own command prints that path: its stdout is dropped, and the path is the caller's to print.
     Raises: ToolError when the build fails or no wheel came out.
     """
     before = {path: path.stat().st_mtime_ns for path in folder.glob("*.whl")}
