@@ -333,7 +333,7 @@ def why_kept(device: str, stated: dict[str, Any], before: dict[str, Any]) -> str
         for x in (before, stated)
     ]
     hint = "--replace writes these instead"
-    if "debug_form" in before and "debug_form" not in stated:
+    if "debug_form" in before and "debug_form" not in stated and stated["cases"] >= before["cases"]:
         hint = f"--debug-form judges that too, {hint}"
     return f"{FILE} keeps its figures on {device}, of {extents[0]}: these are of {extents[1]}; {hint}"
 

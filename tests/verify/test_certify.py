@@ -183,6 +183,10 @@ KEPT = {
         "keeps its figures on cpu, of 1 case and the debug form: these are of 1 case; "
         "--debug-form judges that too, --replace writes these instead",
     ),
+    "both": (
+        {"cases": 2, "holds": True, "debug_form": DEBUG_FORM},
+        "keeps its figures on cpu, of 2 cases and the debug form: these are of 1 case; --replace writes these instead",
+    ),
 }
 
 
