@@ -19,18 +19,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from . import __version__, formulas, lint, names, planners, provenance, render
+from . import __version__, advice, formulas, lint, names, planners, provenance, render
 from .devices import DEVICES
 from .errors import PlanError, RequestError
 from .plan import LENGTH_CLASSES, Decision, Variant, require_dispatch, with_units
 from .problem import DEFAULT_SET, ITEMSIZE, Problem
-from .sizes import LARGEST_BYTES, format_bytes
 
 PLAN_FILE = "plan.json"
 CERTIFICATE_FILE = "certificate.json"
-# Steps in which a legal tile is looked for beside one that was refused: every planner's granules are multiples of the
-# first and divide the second; farther away, up to the fourth, the third is fine enough.
-GRANULE, WIDEST_GRANULE, COARSE, MOST_SEARCHED = 8, 64, 16, 4096
 FORMAT = "tileproof package 1"
 DIGEST_CHARS = 12
 # Stands where the digest will be while the digest is computed. Hexadecimal, so that it is legal in an identifier.
@@ -75,7 +71,7 @@ def decide(problem: Problem, name: str | None = None) -> Plans:
     try:
         decisions = _decisions(problem)
     except PlanError as e:
-        raise _with_advice(e, problem) from None
+        raise advice.advised(e, problem, _fits) from None
     return Plans(problem=problem, name=chosen, decisions=decisions)
 
 
@@ -110,94 +106,12 @@ def asked_of(problem: Problem, arch: str) -> Problem:
     return replace(problem, br=None, bc=None) if arch in planners.companions(problem.archs) else problem
 
 
-def smallest_sram(problem: Problem) -> int | None:
-    """The least budget, a multiple of 1 KB above the asked one, at which every target of `problem` has a plan.
-
-    None when no budget helps. Relies on planners accepting every budget above one that they accept.
-    """
-
-    def fits(kb: int) -> bool:
-        return _fits(replace(problem, sram_bytes=1024 * kb))
-
-    too_small = problem.sram_bytes // 1024
-    enough = min(max(1, 2 * too_small), LARGEST_BYTES // 1024)
-    while not fits(enough):
-        too_small, enough = enough, 2 * enough
-        if enough > LARGEST_BYTES // 1024:
-            return None
-    while enough - too_small > 1:
-        middle = (too_small + enough) // 2
-        too_small, enough = (too_small, middle) if fits(middle) else (middle, enough)
-    return 1024 * enough
-
-
 def _fits(problem: Problem) -> bool:
     try:
         _decisions(problem)
     except PlanError:
         return False
     return True
-
-
-def _with_advice(error: PlanError, problem: Problem) -> PlanError:
-    """A planner's error; when the budget is what is missing, with the budget that serves the whole request.
-
-    When an overridden tile is, whatever the budget, with the nearest ones that every target of the request takes. When
-    both are, with what serves the request without its override.
-    """
-    # What one target would try says nothing of the others.
-    said = [line.strip() for line in str(error).splitlines() if not line.strip().startswith("try --")]
-    needed = smallest_sram(problem)
-    if needed is None:
-        tiles = _nearest_tiles(problem)
-        advice = f"try {tiles}" if tiles else _without_tile(problem)
-        return PlanError(*said, *([advice] if advice else []))
-    without = ""
-    if problem.backward and _fits(replace(problem, backward=False)):
-        without = ", or --no-backward"
-    advice = f"try --sram {format_bytes(needed)}, where every kernel for {', '.join(problem.archs)} fits{without}"
-    return PlanError(*said, advice)
-
-
-def _without_tile(problem: Problem) -> str:
-    """What to try where no other --br or --bc helps: the request without them, with more memory if it needs that."""
-    free = replace(problem, br=None, bc=None)
-    asked = " and ".join(f"--{side}" for side in ("br", "bc") if getattr(problem, side) is not None)
-    if not asked:
-        return ""
-    if _fits(free):
-        return f"try without {asked}"
-    needed = smallest_sram(free)
-    return f"try --sram {format_bytes(needed)} without {asked}" if needed else ""
-
-
-def _nearest_tiles(problem: Problem) -> str:
-    """In words, what to give instead of --br or --bc for the request to have plans: both neighbours where they do."""
-    asked = {side: size for side, size in (("br", problem.br), ("bc", problem.bc)) if size is not None}
-    alone = {side: _neighbours(problem, side) for side in asked}
-    words = [f"--{side} {' or '.join(map(str, sizes))}" for side, sizes in alone.items() if sizes]
-    if words or len(asked) < 2:
-        return ", or ".join(words)
-    for br in _neighbours(replace(problem, bc=None), "br"):  # both are at fault: the rows by themselves first
-        keys = _neighbours(replace(problem, br=br), "bc")
-        if keys:
-            return f"--br {br} --bc {' or '.join(map(str, keys))}"
-    return ""
-
-
-def _neighbours(problem: Problem, side: str) -> list[int]:
-    """The nearest smaller and the nearest larger size of an overridden side with which every target has a plan."""
-    size = getattr(problem, side)
-    near = range(max(1, size - WIDEST_GRANULE), size + WIDEST_GRANULE + 1)
-    above = [n for n in near if n > size and n % GRANULE == 0]
-    below = [n for n in reversed(near) if n < size and n % GRANULE == 0]
-    below += [n for n in range(min(near.start - 1, MOST_SEARCHED), 0, -1) if n % COARSE == 0]
-
-    def fits(n: int) -> bool:
-        return _fits(replace(problem, br=n) if side == "br" else replace(problem, bc=n))
-
-    found = (next(filter(fits, sizes), None) for sizes in (below, above))
-    return [n for n in found if n is not None]
 
 
 def render_package(problem: Problem, name: str | None = None, templates: Path = render.TEMPLATES) -> dict[str, bytes]:
