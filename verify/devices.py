@@ -259,7 +259,10 @@ class Cuda:
         import torch
 
         if not torch.cuda.is_available():
-            raise RequestError("no GPU: torch sees no CUDA device here", "try --device cpu, or a machine with one")
+            raise RequestError(
+                "no GPU: torch sees no CUDA device here",
+                "try a machine with one; certify and fuzz judge CUDA text here with --device emulator --arch sm80 or sm90a",
+            )
         self.unit = "sm_{}{}".format(*torch.cuda.get_device_capability())
 
     def paths(self, attn: ModuleType, dtype: str, case: Case) -> list[Path]:

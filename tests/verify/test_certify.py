@@ -261,9 +261,12 @@ def test_a_kernel_that_is_not_deterministic_is_noticed(broken):
     [
         (["certify", "no_such_package"], "no tileproof package there"),
         (["certify", "PACKAGE", "--only", "no_such_case"], "nothing ran"),
+        (["certify", "PACKAGE", "--path", "v3/float32", "--replace"], "one case or one path writes no certificate"),
+        (["certify", "PACKAGE", "--device", "cuda"], "--device emulator --arch sm80"),
     ],
 )
-def test_a_request_that_cannot_be_met_exits_2(arguments, part, small_package):
+def test_a_request_that_cannot_be_met_exits_2(arguments, part, small_package, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     done = CliRunner().invoke(main, [str(small_package) if a == "PACKAGE" else a for a in arguments])
     assert done.exit_code == 2 and part in done.output
 

@@ -53,6 +53,9 @@ def certify(
     from verify import certify as judged
     from verify.progress import bar
 
+    if replace and (only is not None or path is not None):
+        raise RequestError("--replace: a run of one case or one path writes no certificate",
+                           "try it without --only and --path, or leave out --replace")  # fmt: skip
     folder = packages.find(package)
     options = judged.Options(
         seed=seed, per_dtype=per_dtype or suite.PER_DTYPE, only=only, path=path, balls=not no_balls
