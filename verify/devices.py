@@ -261,7 +261,7 @@ class Cuda:
         if not torch.cuda.is_available():
             raise RequestError(
                 "no GPU: torch sees no CUDA device here",
-                "try a machine with one; here certify and fuzz judge CUDA text with --device emulator --arch sm80, sm90a",
+                "try a machine with one; here certify and fuzz judge CUDA text by --device emulator --arch sm80",
             )
         self.unit = "sm_{}{}".format(*torch.cuda.get_device_capability())
 
