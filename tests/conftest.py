@@ -7,6 +7,9 @@ A path, `-n`, `-m`, `--pdb` or `--trace` on the command line is left as it is.
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -29,3 +32,15 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     has_choice = any(getattr(config.option, word, False) for word in words)
     if is_whole and asked is None and not is_worker and not has_choice:
         config.option.numprocesses, config.option.dist = WORKERS, "loadfile"
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Callable[..., Path]:
+    """Copies a package of the user's cache into a folder of the test's, as it was emitted: a certificate that some
+    earlier run left in the cache stays there, and what the test writes reaches nobody else."""
+
+    def copy(package: Path, name: str = "") -> Path:
+        without = shutil.ignore_patterns("certificate.json")
+        return shutil.copytree(package, tmp_path / (name or package.name), ignore=without)
+
+    return copy

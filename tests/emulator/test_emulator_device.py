@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -37,8 +36,8 @@ def case(family="gaussian", *, d=64, dv=64, dtype="bf16", seed=3, **shape):
     return suite.case(FAMILIES[family], suite.Shape(**words), family, dtype=dtype, d=d, dv=dv, seed=seed)
 
 
-def test_certify_states_what_ran_on_the_emulator(host, tmp_path):
-    folder = shutil.copytree(host, tmp_path / "package")
+def test_certify_states_what_ran_on_the_emulator(host, copied):
+    folder = copied(host)
     words = ["certify", str(folder), "--device", "emulator", "--arch", "sm80", "--cases", "17", "--debug-form"]
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 0, done.output
@@ -186,8 +185,8 @@ def test_a_difference_is_found_whatever_its_kind():
         assert emulated._difference(a, b).startswith(f"[0, {i}] is")
 
 
-def test_a_package_whose_every_case_has_a_finding_loses_its_good_certificate(host, tmp_path, monkeypatch):
-    folder = shutil.copytree(host, tmp_path / "package")
+def test_a_package_whose_every_case_has_a_finding_loses_its_good_certificate(host, copied, monkeypatch):
+    folder = copied(host)
     words = ["certify", str(folder), "--device", "emulator", "--schedule", "random", "--cases", "1"]
     file = folder / "certificate.json"
     assert CliRunner().invoke(main, words).exit_code == 0
@@ -203,9 +202,9 @@ def test_a_package_whose_every_case_has_a_finding_loses_its_good_certificate(hos
     assert json.loads(file.read_text())["devices"]["emulator sm80"]["holds"] is False
 
 
-def test_an_edited_kernel_is_judged_but_not_certified(tmp_path):
+def test_an_edited_kernel_is_judged_but_not_certified(copied):
     own = packages.emit(sram="163KB", d=8, dv=16, archs=("sm80",), br=16, bc=16)  # a process takes one of each digest
-    folder = shutil.copytree(own, tmp_path / "a package")
+    folder = copied(own, "a package")
     source = folder / "csrc" / "forward_sm80.cu"
     source.write_text(source.read_text().replace("st_global_f32(lse + row, ", "st_global_f32(lse + row + 1000000, "))
     words = ["certify", str(folder), "--device", "emulator", "--schedule", "random", "--cases", "1"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -112,8 +111,8 @@ def test_the_default_suite_has_the_promised_breadth():
             assert np.array_equal(representable(x, case.dtype), x, equal_nan=True)
 
 
-def test_a_package_is_certified_on_every_path(small_package, tmp_path):
-    folder = shutil.copytree(small_package, tmp_path / small_package.name)
+def test_a_package_is_certified_on_every_path(small_package, copied):
+    folder = copied(small_package)
     record = certify.certify(folder, devices.Cpu(), certify.Options(per_dtype=30, seed=2))
     assert not record.violations and record.cases == 30
     attn = packages.load(folder)
@@ -142,8 +141,8 @@ def test_at_least_eight_rows_of_a_case_go_through_mpmath(right):
     assert verdict.rows_mpmath == 1  # all rows there are
 
 
-def test_figures_for_other_content_are_dropped_and_other_devices_kept(small_package, tmp_path):
-    folder = shutil.copytree(small_package, tmp_path / small_package.name)
+def test_figures_for_other_content_are_dropped_and_other_devices_kept(small_package, copied):
+    folder = copied(small_package)
     certificate.write(folder, "cpu", {"cases": 1})
     certificate.write(folder, "cuda", {"cases": 2})
     file = folder / certificate.FILE
@@ -154,8 +153,8 @@ def test_figures_for_other_content_are_dropped_and_other_devices_kept(small_pack
     assert json.loads(file.read_text())["devices"] == {"cpu": {"cases": 3}}
 
 
-def test_each_target_that_the_emulator_runs_has_an_entry_of_its_own(small_package, tmp_path):
-    folder = shutil.copytree(small_package, tmp_path / small_package.name)
+def test_each_target_that_the_emulator_runs_has_an_entry_of_its_own(small_package, copied):
+    folder = copied(small_package)
     for arch in ("sm80", "sm90a"):
         device = SimpleNamespace(name="emulator", arch=arch)
         certificate.write(folder, certificate.key(device), {"cases": len(arch)})
@@ -164,8 +163,8 @@ def test_each_target_that_the_emulator_runs_has_an_entry_of_its_own(small_packag
     assert stated == {"cpu": {"cases": 1}, "emulator sm80": {"cases": 4}, "emulator sm90a": {"cases": 5}}
 
 
-def test_the_command_prints_a_table_and_writes_the_certificate(small_package, tmp_path):
-    folder = shutil.copytree(small_package, tmp_path / small_package.name)
+def test_the_command_prints_a_table_and_writes_the_certificate(small_package, copied):
+    folder = copied(small_package)
     done = CliRunner().invoke(main, ["certify", str(folder), "--cases", "16", "--seed", "4"])
     assert done.exit_code == 0, done.output
     assert "0 violations" in done.output and "16 cases" in done.output and "gradients" in done.output
@@ -191,9 +190,9 @@ KEPT = {
 
 
 @pytest.mark.parametrize("what", KEPT)
-def test_a_poorer_run_leaves_the_fuller_figures_unless_told_to_replace_them(small_package, tmp_path, what):
+def test_a_poorer_run_leaves_the_fuller_figures_unless_told_to_replace_them(small_package, copied, what):
     fuller, words = KEPT[what]
-    folder = shutil.copytree(small_package, tmp_path / small_package.name)
+    folder = copied(small_package)
     others = {"cuda": {"cases": 7}}
     certificate.write(folder, "cuda", others["cuda"])
     certificate.write(folder, "cpu", fuller)
@@ -207,8 +206,8 @@ def test_a_poorer_run_leaves_the_fuller_figures_unless_told_to_replace_them(smal
 
 
 @pytest.mark.parametrize("figures", [{}, None, [1], {"cases": "many"}])
-def test_damaged_figures_of_a_device_are_replaced_and_the_others_kept(small_package, tmp_path, figures):
-    folder = shutil.copytree(small_package, tmp_path / small_package.name)
+def test_damaged_figures_of_a_device_are_replaced_and_the_others_kept(small_package, copied, figures):
+    folder = copied(small_package)
     certificate.write(folder, "cuda", {"cases": 2})
     certificate.write(folder, "cpu", figures)
     assert certificate.stated_devices(folder) == {"cuda": {"cases": 2}}
@@ -231,8 +230,8 @@ def test_figures_without_the_debug_form_do_not_replace_figures_with_it(holds, tr
     assert certificate.is_poorer(stated, before) is poorer
 
 
-def test_a_violation_exits_1_and_says_how_to_see_it_again(small_package, monkeypatch, tmp_path):
-    folder = shutil.copytree(small_package, tmp_path / small_package.name)  # a certificate stays in the package
+def test_a_violation_exits_1_and_says_how_to_see_it_again(small_package, copied, monkeypatch):
+    folder = copied(small_package)
     run = devices.Cpu.run
 
     def wrong(self, attn, case, path):
