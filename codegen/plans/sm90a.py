@@ -414,7 +414,9 @@ def _decision(
 def candidates(problem: Problem, arch: str, *, causal: str, length_class: str) -> list[Decision]:
     """The legal plans that are worth measuring for a mask form and a length class, one Decision each.
 
-    For each number of consumers and of blocks per SM the two longest key tiles that hold, and 128 and 64 keys.
+    For each number of consumers and of blocks per SM the two longest key tiles that hold, and 128 and 64 keys. Every
+    tile from 64 keys on where two or three consumers have an SM to themselves: the fastest plans are among them, and a
+    budget between two of them would take a much slower one.
     """
     limit, reason = shared_memory(problem, arch)
     _check_overrides(problem)
@@ -430,7 +432,9 @@ def candidates(problem: Problem, arch: str, *, causal: str, length_class: str) -
             if (plan := make_plan(problem, br, keys, STAGES[0], blocks_per_sm=blocks, causal=causal))
             and plan.fast_memory_bytes <= room
         ]
-        found.update(dict.fromkeys(p for i, p in enumerate(plans) if i < 2 or p.bc in (64, 128)))
+        every = blocks == 1 and consumers > 1
+        worth = [p for i, p in enumerate(plans) if i < 2 or p.bc in (64, 128) or (every and p.bc > 64)]
+        found.update(dict.fromkeys(worth))
     return [_decision(problem, arch, {(causal, length_class): plan}, limit, reason) for plan in found]
 
 

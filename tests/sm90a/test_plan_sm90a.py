@@ -165,10 +165,10 @@ def test_a_case_that_no_table_has_takes_the_papers_tile_and_says_so(tables):
     (tables / "card.json").write_text(json.dumps(table))
     found = decide(d=64, tiling="tuned", archs=["sm90a"])
     plans = {(v.causal, v.length_class): v.plan for v in found.variants if v.dtype == "bf16"}
-    assert plans["full", "long"] == plan and len(plans) == 4
+    assert plans["full", "long"] == plan and len(plans) == 6
     (step,) = found.changes["sm90a_full_long/bf16"]
     assert step.what == "64 x 256 -> 192 x 128" and step.why == "measured on a card, today: the fastest plan"
-    for key in ("full_short", "causal_short", "causal_long"):
+    for key in ("full_short", "full_medium", "causal_short", "causal_medium", "causal_long"):
         assert plans[tuple(key.split("_"))].br == 64
         assert found.changes[f"sm90a_{key}/bf16"][-1].why.startswith(
             "none of the tuning tables (card) has a plan for it"
@@ -250,6 +250,17 @@ def test_candidates_are_distinct_legal_and_include_the_fastest_known(d, causal, 
     plans = [decision.variants[0].plan for decision in found]
     assert len(set(plans)) == len(plans) and fastest in {(p.br, p.bc) for p in plans}
     assert all(p.causal == causal and p.fast_memory_bytes * p.blocks_per_sm <= LIMIT for p in plans)
+
+
+@pytest.mark.parametrize("d, dv", [(64, 64), (128, 128), (192, 128), (256, 256)])
+def test_what_a_budget_leads_to_with_two_consumers_is_a_candidate(d, dv):
+    """Or --tiling tuned would take a plan that nobody compared with the one it replaces."""
+    words = {"causal": "causal", "length_class": "long"}
+    measured = sm90a.candidates(asked(d=d, dv=dv, sram_bytes=LIMIT), "sm90a", **words)
+    tiles = {(one.variants[0].plan.br, one.variants[0].plan.bc) for one in measured}
+    for kb in range(64, 228):
+        plan = decide(d=d, dv=dv, sram_bytes=kb * 1024).variants[0].plan
+        assert plan.consumers == 1 or (plan.br, plan.bc) in tiles, kb
 
 
 def rendered(asked_for, decision):
