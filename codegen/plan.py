@@ -70,7 +70,7 @@ CAUSAL_FORMS = ("any", "full", "causal")  # "causal": both alignments
 
 # Length class -> the most query rows (Nq) of a call that belongs to it; None: no limit. In ascending order. A variant
 # is for one of these or for "any".
-LENGTH_CLASSES: dict[str, int | None] = {"short": 1024, "long": None}
+LENGTH_CLASSES: dict[str, int | None] = {"short": 1024, "medium": 4096, "long": None}
 
 
 def label_of(isa: str, causal: str, length_class: str) -> str:

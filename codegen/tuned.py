@@ -9,7 +9,8 @@ measured here, and nothing is guessed: a case that no table has gives None, and 
 
 Holds always: the choice depends on the request and on the checked-in tables alone, so equal requests give equal bytes;
 a smaller budget never gives a plan that needs more than it. Tables are read in the order of their names; the first
-that has a case decides it.
+that has a case decides it. A table without a length class has it all the same where it measured a longer one at lengths
+of that class: the classes were fewer once.
 """
 
 from __future__ import annotations
@@ -57,11 +58,13 @@ def fastest(problem: Problem, arch: str, *, causal: str, length_class: str, tabl
 
     Raises: ToolError for a table that cannot be read.
     """
+    wanted = (arch, problem.d, problem.dv, causal)
     for table in _tables(tables):
-        for case in table["cases"]:
-            key = (case["arch"], case["d"], case["dv"], case["causal"], case["length_class"])
-            if key == (arch, problem.d, problem.dv, causal, length_class):
-                return next(_fitting(problem, case, table), None)
+        found = [case for case in table["cases"] if (case["arch"], case["d"], case["dv"], case["causal"]) == wanted]
+        named = [case for case in found if case["length_class"] == length_class]
+        deciding = named or [case for case in found if _was_measured_in(length_class, case)]
+        if deciding:
+            return next(_fitting(problem, deciding[0], table), None)
     return None
 
 
@@ -71,6 +74,11 @@ def why_none(problem: Problem, arch: str, *, tables: Path = TABLES) -> str:
     widths = f"{problem.d}" + (f"/{problem.dv}" if problem.dv != problem.d else "")
     has = f"none of the tuning tables ({names}) has a plan for it" if names else "there is no tuning table"
     return f"{has}: python -m verify tune --arch {arch} --d {widths} measures one on a card"
+
+
+def _was_measured_in(length_class: str, case: Mapping[str, Any]) -> bool:
+    lengths = case["plans"][0].get("tflops", {}) if case["plans"] else {}
+    return any(length_class_of(int(n)) == length_class for n in lengths)
 
 
 def _fitting(problem: Problem, case: Mapping[str, Any], table: Mapping[str, Any]) -> Iterator[Choice]:

@@ -37,8 +37,8 @@ from verify.progress import Step, silent
 
 SCREEN_ROUNDS, ROUNDS = 2, 7
 KEEP_WITHIN, KEEP_MOST = 0.9, 12  # of the fastest in the first stage; so many at most go on
-# Lengths that stand for a class. The first of "long" is where it begins to matter, the last where the peers are timed.
-LENGTHS = {"short": (512, 1024), "long": (2048, 4096, 16384)}
+# Lengths that stand for a class: the powers of two that the peers are timed at.
+LENGTHS = {"short": (512, 1024), "medium": (2048, 4096), "long": (8192, 16384)}
 TOKENS, COLUMNS = 16384, 2048  # in all, as in the peers' figures
 
 

@@ -25,7 +25,7 @@ CARD = {"model": "NVIDIA H200", "capability": "9.0", "multiprocessors": 132, "dr
 @pytest.fixture
 def case(monkeypatch):
     """Candidates of d=32 within 99 KB, on lengths that a CPU takes."""
-    monkeypatch.setattr(tune, "LENGTHS", {"short": (16, 32), "long": (64,)})
+    monkeypatch.setattr(tune, "LENGTHS", {"short": (16, 32), "medium": (48,), "long": (64,)})
     monkeypatch.setattr(tune, "TOKENS", 64)
     monkeypatch.setattr(tune, "COLUMNS", 64)
     (one,) = tune.cases(arch="sm80", sram="99KB", widths=[(32, 32)], masks=["causal"], classes=["short"], dtype="bf16")
@@ -137,7 +137,7 @@ def test_length_classes_share_their_packages_and_a_failed_build_is_a_reason(monk
 
 def plan_row(br, bc, kb, relative):
     return {"plan": {"br": br, "bc": bc, "stages": 2}, "fast_memory_bytes": 1024 * kb, "relative": relative,
-            "tflops": {"512": 1.0}}  # fmt: skip
+            "tflops": {"8192": 1.0}}  # fmt: skip
 
 
 def case_row(causal="causal", length_class="long", plans=None, **more):
@@ -178,6 +178,20 @@ def test_the_reader_keeps_overrides_and_gives_nothing_for_what_was_not_measured(
     assert fastest(tables / "missing") is None
 
 
+def test_a_class_that_a_table_lacks_is_that_of_a_longer_one_measured_at_its_lengths(tables):
+    def rows(*tiles, lengths):
+        return [{**plan_row(br, bc, 64, 1.0), "tflops": dict.fromkeys(lengths, 1.0)} for br, bc in tiles]
+
+    both = case_row(plans=rows((128, 64), lengths=("2048", "16384")))
+    own = case_row(length_class="medium", plans=rows((64, 32), lengths=("2048",)))
+    for cases, medium in (([both], 128), ([both, own], 64), ([case_row()], None)):
+        (tables / "h200.json").write_text(json.dumps(tune_report.merged(None, CARD, cases)))
+        tuned._tables.cache_clear()
+        choice = fastest(tables, length_class="medium")
+        assert (choice and choice.fields["br"]) == medium
+        assert fastest(tables, length_class="short") is None and fastest(tables) is not None
+
+
 @pytest.mark.parametrize("rest", [{}, {"cases": [{}]}, {"cases": 1}, {"cases": [case_row(plans=[{"plan": {}}])]}])
 @pytest.mark.parametrize("name", ["another", tuned.FORMAT])
 def test_a_file_that_is_no_table_is_named(tables, name, rest):
@@ -189,7 +203,8 @@ def test_a_file_that_is_no_table_is_named(tables, name, rest):
 
 
 def test_every_length_belongs_to_one_class_that_is_measured():
-    assert [tuned.length_class_of(n) for n in (1, 1024, 1025, 10**9)] == ["short", "short", "long", "long"]
+    names = [tuned.length_class_of(n) for n in (1, 1024, 1025, 4096, 4097, 10**9)]
+    assert names == ["short", "short", "medium", "medium", "long", "long"]
     assert set(tune.LENGTHS) == set(tuned.LENGTH_CLASSES)
     assert all(tuned.length_class_of(n) == name for name, lengths in tune.LENGTHS.items() for n in lengths)
 
@@ -243,7 +258,7 @@ def test_the_run_writes_after_every_case(case, right, monkeypatch, tmp_path):
         (["--arch", "sm75"], "kernels come later"),
         (["--arch", "cpu"], "names no candidates"),
         (["--arch", "sm80", "--mask", "some"], "known: full, causal"),
-        (["--arch", "sm80", "--class", "middle"], "known: short, long"),
+        (["--arch", "sm80", "--class", "middle"], "known: short, medium, long"),
         (["--arch", "sm80", "--d", "64", "--tiles", "48x16"], "no plan of 48x16 is legal"),
         (["--arch", "sm80", "--d", "64", "--sram", "1KB"], "no plan is legal within 1024 bytes"),
     ],

@@ -64,7 +64,7 @@ def bench(packages_: tuple[str, ...], device: str, out: Path | None, as_json: bo
 @click.option("--d", "widths", default="64,128,256", show_default=True, help="Head widths; 192/128 is d=192, dv=128.")
 @click.option("--sram", default="227KB", show_default=True, help="Plans that need more are not tried.")
 @click.option("--mask", "masks", default="full,causal", show_default=True, help="Mask forms.")
-@click.option("--class", "classes", default="short,long", show_default=True, help="Length classes.")
+@click.option("--class", "classes", default="short,medium,long", show_default=True, help="Length classes.")
 @click.option("--tiles", default=None, help="Only plans with these tiles, BRxBC,BRxBC.  [default: all candidates]")
 @click.option("--dtype", type=click.Choice(["bf16", "fp16"]), default="bf16", show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="Of the candidates that stay.")
