@@ -244,6 +244,14 @@ def test_bounds_are_finite_wherever_the_domain_is():
                 assert np.isfinite(bound).all() and (bound >= 0).all()
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name, dtype", PATHS, ids=["-".join(p) for p in PATHS])
+def test_logits_of_any_size_give_a_bound_without_a_warning(name, dtype):
+    q, k = (1e7 * np.random.default_rng(seed).standard_normal((4, 32)) for seed in (1, 2))
+    bound = bounds.forward(q, k, k[:, :8] / 1e7, scale=1.0, model=arithmetic.model(name, dtype), bc=16)
+    assert np.isfinite(bound.o).all() and bound.o_probabilistic is not None
+
+
 @pytest.mark.parametrize("name, dtype", PATHS, ids=["-".join(p) for p in PATHS])
 def test_an_average_cannot_leave_the_range_of_v_so_the_bound_stays_near_it(name, dtype):
     x = inputs.gaussian(3, 40, 16, dtype=dtype)

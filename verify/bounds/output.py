@@ -152,7 +152,7 @@ class _Block:
         absolute, cap_absolute = self._p_tiny(raised)
         numerator = values.spread(w, self.exact_o) + relative * (raised @ values.abs) + absolute  # steps 2, 4
         numerator += g_l * np.abs(self.exact_o) * raised.sum(axis=1, keepdims=True)  # step 5
-        before = numerator / np.maximum((1 - g_l) * lowered, 1e-300)
+        before = _over(numerator, (1 - g_l) * lowered)
         return self._store(np.minimum(before, self._cap(relative, g_l, cap_absolute)) + self._underflow())
 
     def o_probable(self, confidence: float) -> np.ndarray:
@@ -172,7 +172,7 @@ class _Block:
         numerator = values.spread(w_bias, self.exact_o) + values.root_sum_square(w_random, self.exact_o)
         numerator += confidence * self.p_unit * p_random + (m.dropped + g_o) * (raised @ values.abs) + absolute
         numerator += g_l * np.abs(self.exact_o) * raised.sum(axis=1, keepdims=True)
-        return self._store(numerator / np.maximum((1 - g_l) * lowered, 1e-300) + self._underflow())
+        return self._store(_over(numerator, (1 - g_l) * lowered) + self._underflow())
 
     def _p_tiny(self, raised: np.ndarray) -> tuple[np.ndarray | float, np.ndarray | float]:
         """What P's absolute rounding and flushed operands may cost the numerator; the same for the cap."""
@@ -263,3 +263,9 @@ class _Block:
         log_l = np.abs(np.log(s.total)) + m.lag + base
         error = base + m.lse_m_unit * reference + m.log_tiny + m.log_error * log_l
         return error * (1 + self.u) + self.u * np.abs(np.where(s.live, self.exact_lse, 0.0))
+
+
+def _over(numerator: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """numerator / weights; inf beyond 1e308, which says nothing: the range of V takes over."""
+    with np.errstate(over="ignore"):
+        return np.asarray(numerator / np.maximum(weights, 1e-300))
