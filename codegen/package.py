@@ -226,6 +226,7 @@ def _variants_of(path: str, decision: Decision) -> tuple[Variant, ...]:
 def _shared_context(plans: Plans) -> dict[str, Any]:
     """What every template may ask about the whole package."""
     digest = BLANK_DIGEST[:DIGEST_CHARS]
+    lengths = {v.length_class for v in plans.variants}
     return {
         "problem": plans.problem,
         "name": plans.name,
@@ -239,7 +240,7 @@ def _shared_context(plans: Plans) -> dict[str, Any]:
         "backward_kinds": sorted({"cuda" if v.target in DEVICES else "cpu" for v in plans.backward}),
         "portable": [v for v in plans.variants if v.target in DEVICES and not _is_exact(v.target)],
         "exact": [v for v in plans.variants if _is_exact(v.target)],
-        "length_classes": LENGTH_CLASSES,
+        "length_classes": {name: most for name, most in LENGTH_CLASSES.items() if name in lengths},
     }
 
 

@@ -325,8 +325,8 @@ def decide(problem: Problem, arch: str) -> Decision:
     plans: dict[Case, Sm90aPlan] = {}
     notes: dict[Case, tuple[Change, ...]] = {}
     for causal in tuned.CAUSAL_FORMS:
-        for length_class in tuned.LENGTH_CLASSES:
-            case = (causal, length_class)
+        for length_class, most in tuned.LENGTH_CLASSES.items():
+            case = (causal, length_class if most else "any")  # tried in this order: the last takes what is left
             choice = tuned.fastest(problem, arch, causal=causal, length_class=length_class)
             if choice is None or choice.fast_memory_bytes > limit:
                 plans[case], notes[case] = replace(paper, causal=causal), changes

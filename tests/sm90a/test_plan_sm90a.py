@@ -11,6 +11,7 @@ import pytest
 
 from codegen import lint, package, problem, render, tuned
 from codegen.errors import PlanError, ToolError
+from codegen.plan import label_of
 from codegen.plans import registers_sm90a, sm90a
 from codegen.plans.sm90a import Sm90aPlan
 
@@ -165,14 +166,23 @@ def test_a_case_that_no_table_has_takes_the_papers_tile_and_says_so(tables):
     (tables / "card.json").write_text(json.dumps(table))
     found = decide(d=64, tiling="tuned", archs=["sm90a"])
     plans = {(v.causal, v.length_class): v.plan for v in found.variants if v.dtype == "bf16"}
-    assert plans["full", "long"] == plan and len(plans) == 6
-    (step,) = found.changes["sm90a_full_long/bf16"]
+    assert plans["full", "any"] == plan and len(plans) == 6
+    (step,) = found.changes["sm90a_full/bf16"]
     assert step.what == "64 x 256 -> 192 x 128" and step.why == "measured on a card, today: the fastest plan"
-    for key in ("full_short", "full_medium", "causal_short", "causal_medium", "causal_long"):
-        assert plans[tuple(key.split("_"))].br == 64
-        assert found.changes[f"sm90a_{key}/bf16"][-1].why.startswith(
-            "none of the tuning tables (card) has a plan for it"
-        )
+    for case in plans.keys() - {("full", "any")}:
+        assert plans[case].br == 64
+        story = found.changes[f"{label_of('sm90a', *case)}/bf16"]
+        assert story[-1].why.startswith("none of the tuning tables (card) has a plan for it")
+
+
+@pytest.mark.parametrize("rows", [1, 1024, 1025, 4096, 4097, 10**6])
+@pytest.mark.parametrize("causal", tuned.CAUSAL_FORMS)
+def test_every_length_runs_the_plan_of_its_class(causal, rows):
+    request = asked(tiling="tuned", archs=["sm90a"], sram_bytes=LIMIT)
+    found = [v for v in sm90a.decide(request, "sm90a").variants if v.dtype == "bf16" and v.causal == causal]
+    first = next(v for v in found if v.most_rows is None or rows <= v.most_rows)
+    choice = tuned.fastest(request, "sm90a", causal=causal, length_class=tuned.length_class_of(rows))
+    assert first.plan == Sm90aPlan(d=128, dv=128, **choice.fields) and len({v.plan for v in found}) > 1
 
 
 @pytest.mark.parametrize(
@@ -193,7 +203,7 @@ def test_a_measured_plan_says_what_differs_from_the_papers_and_nothing_else(tabl
     case = {"arch": "sm90a", "d": 64, "dv": 64, "causal": "full", "length_class": "long", "date": "today"}
     case["plans"] = [{"plan": fields, "fast_memory_bytes": plan.fast_memory_bytes, "relative": 1}]
     (tables / "card.json").write_text(json.dumps({"format": tuned.FORMAT, "card": "a card", "cases": [case]}))
-    *steps, told = decide(d=64, sram_bytes=48 * 1024, tiling="tuned", archs=["sm90a"]).changes["sm90a_full_long/bf16"]
+    *steps, told = decide(d=64, sram_bytes=48 * 1024, tiling="tuned", archs=["sm90a"]).changes["sm90a_full/bf16"]
     assert told.what == what and told.why == "measured on a card, today: the fastest plan"
     # The way to the paper's tile is told where it is taken, but not that a measured plan would be faster.
     assert [step.what for step in steps] == (["Bc 96 -> 64"] if other == {} else [])
