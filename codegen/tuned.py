@@ -118,9 +118,15 @@ def _is_whole(table: Mapping[str, Any]) -> bool:
         "card" in table
         and isinstance(cases, list)
         and all(isinstance(case, dict) and case.keys() >= _CASE and isinstance(case["plans"], list) for case in cases)
-        and all(isinstance(row, dict) and row.keys() >= _ROW for case in cases for row in case["plans"])
-        and all(isinstance(row["plan"], dict) and row["plan"].keys() >= _TILE for c in cases for row in c["plans"])
+        and all(_is_row(row) for case in cases for row in case["plans"])
     )
+
+
+def _is_row(row: Any) -> bool:
+    if not (isinstance(row, dict) and row.keys() >= _ROW and isinstance(row["plan"], dict)):
+        return False
+    lengths = row.get("tflops", {})
+    return row["plan"].keys() >= _TILE and isinstance(lengths, dict) and all(n.isdecimal() for n in lengths)
 
 
 @cache

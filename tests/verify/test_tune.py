@@ -192,7 +192,12 @@ def test_a_class_that_a_table_lacks_is_that_of_a_longer_one_measured_at_its_leng
         assert fastest(tables, length_class="short") is None and fastest(tables) is not None
 
 
-@pytest.mark.parametrize("rest", [{}, {"cases": [{}]}, {"cases": 1}, {"cases": [case_row(plans=[{"plan": {}}])]}])
+NO_ROWS = [{"plan": {}}, {**plan_row(64, 64, 64, 1), "tflops": 3}, {**plan_row(64, 64, 64, 1), "tflops": {"many": 1}}]
+
+
+@pytest.mark.parametrize(
+    "rest", [{}, {"cases": [{}]}, {"cases": 1}, *({"cases": [case_row(plans=[row])]} for row in NO_ROWS)]
+)
 @pytest.mark.parametrize("name", ["another", tuned.FORMAT])
 def test_a_file_that_is_no_table_is_named(tables, name, rest):
     (tables / "a100.json").write_text(json.dumps({"format": name, "card": "a card", **rest}))
