@@ -2,22 +2,21 @@
 
 `tuning/<card>.json` holds what `python -m verify tune` measured on that card: for each target, width, mask form and
 length class, the legal plans it tried, the fastest first, each with the fast memory that it allocates. Nothing is
-measured here, and nothing is guessed: a case that no table has gives None, and the planner's own rule stands.
+measured here: a case that no table has, nor one of longer calls, gives None, and the planner's own rule stands.
 
     choice = fastest(problem, "sm90a", causal="causal", length_class="long")
     plan = Sm90aPlan(d=problem.d, dv=problem.dv, **choice.fields)
 
 Holds always: the choice depends on the request and on the checked-in tables alone, so equal requests give equal bytes;
 a smaller budget never gives a plan that needs more than it. Tables are read in the order of their names; the first
-that has a case decides it. A table without a length class has it all the same where it measured a longer one at lengths
-of that class: the classes were fewer once.
+that has a case, in its own length class or else in the next longer one that it measured, decides it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,6 +42,7 @@ class Choice:
     fields: Mapping[str, Any]
     fast_memory_bytes: int
     relative: float  # speed over that of the fastest plan of its case, whatever the budget
+    longer_class: str = ""  # the length class that it was measured in, where the table lacks the one asked for
     card: str
     date: str
 
@@ -50,7 +50,8 @@ class Choice:
     def why(self) -> str:
         """Where the plan comes from, for `--explain`."""
         part = "the fastest plan" if self.relative == 1 else f"{100 * self.relative:.0f} % of the fastest plan's speed"
-        return f"measured on {self.card}, {self.date}: {part}"
+        calls = f", in {self.longer_class} calls" if self.longer_class else ""
+        return f"measured on {self.card}, {self.date}{calls}: {part}"
 
 
 def fastest(problem: Problem, arch: str, *, causal: str, length_class: str, tables: Path = TABLES) -> Choice | None:
@@ -59,12 +60,17 @@ def fastest(problem: Problem, arch: str, *, causal: str, length_class: str, tabl
     Raises: ToolError for a table that cannot be read.
     """
     wanted = (arch, problem.d, problem.dv, causal)
+    classes = list(LENGTH_CLASSES)
     for table in _tables(tables):
-        found = [case for case in table["cases"] if (case["arch"], case["d"], case["dv"], case["causal"]) == wanted]
-        named = [case for case in found if case["length_class"] == length_class]
-        deciding = named or [case for case in found if _was_measured_in(length_class, case)]
-        if deciding:
-            return next(_fitting(problem, deciding[0], table), None)
+        found = {
+            case["length_class"]: case
+            for case in table["cases"]
+            if (case["arch"], case["d"], case["dv"], case["causal"]) == wanted
+        }
+        for name in classes[classes.index(length_class) :]:
+            if name in found:
+                choice = next(_fitting(problem, found[name], table), None)
+                return choice and replace(choice, longer_class="" if name == length_class else name)
     return None
 
 
@@ -74,11 +80,6 @@ def why_none(problem: Problem, arch: str, *, tables: Path = TABLES) -> str:
     widths = f"{problem.d}" + (f"/{problem.dv}" if problem.dv != problem.d else "")
     has = f"none of the tuning tables ({names}) has a plan for it" if names else "there is no tuning table"
     return f"{has}: python -m verify tune --arch {arch} --d {widths} measures one on a card"
-
-
-def _was_measured_in(length_class: str, case: Mapping[str, Any]) -> bool:
-    lengths = case["plans"][0].get("tflops", {}) if case["plans"] else {}
-    return any(length_class_of(int(n)) == length_class for n in lengths)
 
 
 def _fitting(problem: Problem, case: Mapping[str, Any], table: Mapping[str, Any]) -> Iterator[Choice]:
@@ -123,10 +124,14 @@ def _is_whole(table: Mapping[str, Any]) -> bool:
 
 
 def _is_row(row: Any) -> bool:
-    if not (isinstance(row, dict) and row.keys() >= _ROW and isinstance(row["plan"], dict)):
-        return False
-    lengths = row.get("tflops", {})
-    return row["plan"].keys() >= _TILE and isinstance(lengths, dict) and all(n.isdecimal() for n in lengths)
+    return (
+        isinstance(row, dict)
+        and row.keys() >= _ROW
+        and isinstance(row["plan"], dict)
+        and row["plan"].keys() >= _TILE
+        and isinstance(row["fast_memory_bytes"], int)
+        and isinstance(row["relative"], int | float)
+    )
 
 
 @cache

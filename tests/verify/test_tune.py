@@ -137,7 +137,7 @@ def test_length_classes_share_their_packages_and_a_failed_build_is_a_reason(monk
 
 def plan_row(br, bc, kb, relative):
     return {"plan": {"br": br, "bc": bc, "stages": 2}, "fast_memory_bytes": 1024 * kb, "relative": relative,
-            "tflops": {"8192": 1.0}}  # fmt: skip
+            "tflops": {"512": 1.0}}  # fmt: skip
 
 
 def case_row(causal="causal", length_class="long", plans=None, **more):
@@ -173,26 +173,36 @@ def test_the_reader_takes_the_fastest_plan_within_the_budget(tables):
 
 def test_the_reader_keeps_overrides_and_gives_nothing_for_what_was_not_measured(tables):
     assert fastest(tables, br=64).fields["bc"] == 64 and fastest(tables, br=64, bc=128) is None
-    assert fastest(tables, causal="full") is None and fastest(tables, length_class="short") is None
+    assert fastest(tables, causal="full") is None
     assert fastest(tables, d=64) is None and fastest(tables, dv=64) is None
     assert fastest(tables / "missing") is None
 
 
-def test_a_class_that_a_table_lacks_is_that_of_a_longer_one_measured_at_its_lengths(tables):
-    def rows(*tiles, lengths):
-        return [{**plan_row(br, bc, 64, 1.0), "tflops": dict.fromkeys(lengths, 1.0)} for br, bc in tiles]
+def test_the_next_longer_class_stands_in_for_one_that_the_table_lacks_and_says_so(tables):
+    def told(*classes):
+        sizes = {"short": 64, "medium": 128, "long": 192}
+        rows = [case_row(length_class=name, plans=[plan_row(sizes[name], 64, 64, 1.0)]) for name in classes]
+        for cases in (rows, rows[::-1]):
+            table = tune_report.merged(None, CARD, rows) | {"cases": cases}
+            (tables / "h200.json").write_text(json.dumps(table))
+            tuned._tables.cache_clear()
+            choices = [fastest(tables, length_class=name) for name in tuned.LENGTH_CLASSES]
+            yield [choice and (choice.fields["br"], choice.longer_class) for choice in choices]
 
-    both = case_row(plans=rows((128, 64), lengths=("2048", "16384")))
-    own = case_row(length_class="medium", plans=rows((64, 32), lengths=("2048",)))
-    for cases, medium in (([both], 128), ([both, own], 64), ([case_row()], None)):
-        (tables / "h200.json").write_text(json.dumps(tune_report.merged(None, CARD, cases)))
-        tuned._tables.cache_clear()
-        choice = fastest(tables, length_class="medium")
-        assert (choice and choice.fields["br"]) == medium
-        assert fastest(tables, length_class="short") is None and fastest(tables) is not None
+    for classes, expected in {
+        ("short", "medium", "long"): [(64, ""), (128, ""), (192, "")],
+        ("short", "long"): [(64, ""), (192, "long"), (192, "")],
+        ("medium", "long"): [(128, "medium"), (128, ""), (192, "")],
+        ("short", "medium"): [(64, ""), (128, ""), None],
+    }.items():
+        assert list(told(*classes)) == [expected, expected], classes
+    (tables / "h200.json").write_text(json.dumps(tune_report.merged(None, CARD, [case_row()])))
+    tuned._tables.cache_clear()
+    why = "measured on NVIDIA H200, 2026-01-02, in long calls: the fastest plan"
+    assert fastest(tables, length_class="medium").why == why
 
 
-NO_ROWS = [{"plan": {}}, {**plan_row(64, 64, 64, 1), "tflops": 3}, {**plan_row(64, 64, 64, 1), "tflops": {"many": 1}}]
+NO_ROWS = [{"plan": {}}, *({**plan_row(64, 64, 64, 1), name: "1"} for name in ("relative", "fast_memory_bytes"))]
 
 
 @pytest.mark.parametrize(
