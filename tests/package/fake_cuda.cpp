@@ -58,6 +58,7 @@ extern "C" int attention_forward_sm80(const ForwardArgs* args, int, void*) { ret
 EXACT(sm90a_0)
 EXACT(sm90a_1)
 EXACT(sm90a_2)
+EXACT(sm90a_3)
 
 extern "C" int64_t attention_backward_sm80_scratch(const BackwardArgs*, int) { return 512; }
 extern "C" int attention_backward_sm80(const BackwardArgs* args, int, void* scratch, void*) {

@@ -48,15 +48,17 @@ class Plan:
 def decide(request: Any, arch: str) -> Decision:
     """One variant per instruction set and dtype; v3 has no float64, so that units differ in their dtypes.
 
-    Of the gradients v3 has no fp16 either, so that the pass back may run another unit. sm90a has three kernels: short
-    calls without a mask, other calls without one, and all calls with one; its gradients are sm80's.
+    Of the gradients v3 has no fp16 either, so that the pass back may run another unit. sm90a has four kernels: short
+    calls without a mask and the others, medium calls with one and longer ones; its gradients are sm80's.
     """
     if arch == "sm90a":
         rows = tuple(
             Variant(target=arch, isa=arch, dtype=dtype, causal=causal, length_class=length, arithmetic="reference",
                     plan=Plan(br=br))
             for dtype in request.dtypes if dtype in ("bf16", "fp16")
-            for causal, length, br in (("full", "short", 8), ("full", "any", 16), ("causal", "any", 32))
+            for causal, length, br in (
+                ("full", "short", 8), ("full", "any", 16), ("causal", "medium", 24), ("causal", "any", 32),
+            )
         )  # fmt: skip
         return Decision(
             arch=arch, limit_bytes=request.sram_bytes, limit_reason="--sram", variants=rows, changes={}, rejected={}

@@ -43,10 +43,10 @@ def test_the_package_carries_the_companion_and_one_file_per_unit(hopper):
     plan = json.loads((folder_of(hopper) / "plan.json").read_text())
     assert plan["request"]["archs"] == ["sm80", "sm90a"]
     keys = [(v["target"], v["dtype"], v["causal"], v["length_class"]) for v in plan["variants"]]
-    assert len(set(keys)) == len(keys) == 2 + 2 * 3
+    assert len(set(keys)) == len(keys) == 2 + 2 * 4
     assert keys[2] == ("sm90a", "bf16", "full", "short")
     units = sorted(p.stem for p in (folder_of(hopper) / "csrc").glob("*.cu"))
-    assert units == ["backward_sm80", "forward_sm80", "forward_sm90a_0", "forward_sm90a_1", "forward_sm90a_2"]
+    assert units == ["backward_sm80", "forward_sm80", *(f"forward_sm90a_{i}" for i in range(4))]
 
 
 def test_variants_are_the_rows_of_plan_json(hopper):
@@ -88,7 +88,7 @@ def codes(recipe, capabilities):
 
 def test_only_its_own_units_are_compiled_for_sm_90a_and_only_for_such_devices(toolkit):
     for_90a = ["--generate-code=arch=compute_90a,code=sm_90a"]
-    exact = dict.fromkeys(("sm90a_0", "sm90a_1", "sm90a_2"), for_90a)
+    exact = dict.fromkeys((f"sm90a_{i}" for i in range(4)), for_90a)
     units, macros = codes(toolkit, [90])
     assert units == {"sm80": ["--generate-code=arch=compute_90,code=sm_90"], **exact}
     assert macros == ["-DTILEPROOF_CUDA_KERNELS=X(90, sm80)", "-DTILEPROOF_HAS_SM90A"]
@@ -210,7 +210,8 @@ def both(fake: Fake, *args: Any) -> tuple[str, str]:
 def test_mask_and_length_choose_the_kernel(fake, dtype):
     for nq, causal, unit in (
         (1, 0, "sm90a_0"), (1024, 0, "sm90a_0"), (1025, 0, "sm90a_1"), (3000, 0, "sm90a_1"),
-        (1, 1, "sm90a_2"), (1025, 1, "sm90a_2"), (1024, 2, "sm90a_2"),
+        (1, 1, "sm90a_2"), (1025, 1, "sm90a_2"), (1024, 2, "sm90a_2"), (4096, 1, "sm90a_2"), (4097, 1, "sm90a_3"),
+        (4096, 0, "sm90a_1"), (4096, 2, "sm90a_2"), (4097, 2, "sm90a_3"),
     ):  # fmt: skip
         assert both(fake, *tensors(nq=nq, dtype=dtype), causal) == (unit, "the kernel for sm_90 takes the call")
 
@@ -304,10 +305,10 @@ def test_the_variable_forces_a_target(fake, monkeypatch):
 
 
 def test_the_variable_forces_one_kernel_at_every_length(fake, monkeypatch):
-    for unit in ("sm90a_0", "sm90a_1", "sm90a_2"):
+    for unit in ("sm90a_0", "sm90a_1", "sm90a_2", "sm90a_3"):
         monkeypatch.setenv("TILEPROOF_CUDA_ARCH", unit)
-        for nq in (1, 1024, 1025, 3000):
-            ran = both(fake, *tensors(nq=nq), int(unit == "sm90a_2"))
+        for nq in (1, 1024, 1025, 4097):
+            ran = both(fake, *tensors(nq=nq), int(unit in ("sm90a_2", "sm90a_3")))
             assert ran == (unit, f"TILEPROOF_CUDA_ARCH={unit}")
 
 
@@ -330,7 +331,7 @@ def test_a_forced_target_never_runs_another(fake, monkeypatch):
         refused(fake, (q, k, v, causal), f"TILEPROOF_CUDA_ARCH={unit} cannot take this call: it is for another mask")
     for name in ("sm8", "sm9", "gpu", "sm90a, sm80", "SM80", "sm90a_9"):
         monkeypatch.setenv("TILEPROOF_CUDA_ARCH", name)
-        units = "sm80, sm90a, sm90a_0, sm90a_1, sm90a_2"
+        units = "sm80, sm90a, sm90a_0, sm90a_1, sm90a_2, sm90a_3"
         known = f"not a target of this build on sm_90; there are {units}"
         refused(fake, (q, k, v), f"TILEPROOF_CUDA_ARCH={name}: {known}")
 
