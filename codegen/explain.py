@@ -18,7 +18,7 @@ import click
 from . import formulas, planners
 from .devices import DEVICES
 from .package import PLAN_FILE, Plans, backward_dict, read_plan, variant_dict
-from .plan import Change, Decision, Rejection, Variant, label_of
+from .plan import LENGTH_CLASSES, Change, Decision, Rejection, Variant, label_of
 from .problem import ITEMSIZE, Problem
 from .sizes import format_bytes
 
@@ -190,6 +190,10 @@ def _show_pass(told: Mapping[str, Any], ridge_flop_per_byte: float | None, at_n:
     """The plans of one pass on one target, how they came about, and what they cost."""
     every = [_key(v) for v in told["variants"]]
     _show_variants(told["variants"], every)
+    named = {v.get("length_class") for v in told["variants"]}
+    limits = [f"{name}: at most {most:,} query rows" for name, most in LENGTH_CLASSES.items() if most and name in named]
+    if limits:
+        click.echo(_wrapped(f"{'; '.join(limits)}; a call runs the first kernel that takes it", "  "))
     same = [key for key in every if not told["changes"].get(key)]
     if same:
         click.echo(_wrapped(f"{kept} [{_kernels(same, every)}]", "  "))

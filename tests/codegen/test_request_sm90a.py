@@ -249,6 +249,7 @@ def test_explain_tells_of_the_companion_the_registers_of_each_role_and_each_kern
     assert said.count(companion) == 1 and said.index("sm80 (A100)") < said.index(companion) < said.index("sm90a (H100")
     assert "24 producer, 240 consumer" in said and "Q tile 32,768, 2 K tiles 65,536" in said
     assert "128 x 128" in said and "sm90a_full: all" in said and "sm90a_causal: all" in said
+    assert said.count("short: at most 1,024 query rows; a call runs the first kernel that takes it") == 1
     assert "192 x 192: S and O spill [all]" in said
     assert "Bc 192 -> 128: two V tiles do not fit [sm90a_full_short: bf16]" in said
 
