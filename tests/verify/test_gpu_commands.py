@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 
 import pytest
 
 from codegen import package as rendered
+from codegen import tuned
 from verify import gpu_certificates, gpu_commands, gpu_packages, gpu_run, gpu_session, packages
 from verify.__main__ import main
 
@@ -99,6 +101,20 @@ def test_a_command_that_failed_does_not_hold_and_says_what_it_said():
     assert not late["holds"] and (late["exit"], late["said"]) == (124, "out of time")
     low = gpu_commands.judged({}, lambda figures: [gpu_commands.bar("a", 1.0, least=2.0)], done())
     assert not low["holds"] and low["bars"] == [{"bar": "a", "value": 1.0, "least": 2.0, "holds": False}]
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_tuning_wants_every_width_mask_and_length_class(missing, tmp_path, monkeypatch):
+    table = json.loads((tuned.TABLES / "h200.json").read_text())
+    wanted = 4 * len(tuned.CAUSAL_FORMS) * len(tuned.LENGTH_CLASSES)
+    table["cases"] = (table["cases"] * wanted)[: wanted - missing]
+    (tmp_path / "h200.json").write_text(json.dumps(table))
+    monkeypatch.setattr(tuned, "TABLES", tmp_path)
+    monkeypatch.setattr(gpu_commands.machine, "describe", lambda device: {"gpu": {"model": table["card"]}})
+    session = gpu_run.Session(tmp_path, float("inf"), 1, lambda text: None)
+    monkeypatch.setattr(session, "command", lambda words, *, most: done())
+    gpu_session.PARTS["tune"](session)
+    assert session.held == {"tune": not missing}
 
 
 def test_a_part_keeps_what_its_command_wrote_before_it_was_stopped(tmp_path, monkeypatch):
