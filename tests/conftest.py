@@ -1,4 +1,4 @@
-"""`pytest` without a path runs the whole suite, on two workers where pytest-xdist is installed.
+"""`pytest` without a path runs the whole suite, on two workers where pytest-xdist is installed; what all tests share.
 
 One worker takes nearly twice as long. A file stays with one worker, since its tests share packages that they compile.
 A path, `-n`, `-m`, `--pdb` or `--trace` on the command line is left as it is.

@@ -111,6 +111,14 @@ def test_the_default_suite_has_the_promised_breadth():
             assert np.array_equal(representable(x, case.dtype), x, equal_nan=True)
 
 
+def test_a_copied_package_comes_without_the_certificate_of_an_earlier_run(copied, tmp_path):
+    package = tmp_path / "cache" / "attn"
+    package.mkdir(parents=True)
+    for name in ("plan.json", certificate.FILE):
+        (package / name).write_text("{}")
+    assert [one.name for one in copied(package).iterdir()] == ["plan.json"]
+
+
 def test_a_package_is_certified_on_every_path(small_package, copied):
     folder = copied(small_package)
     record = certify.certify(folder, devices.Cpu(), certify.Options(per_dtype=30, seed=2))
