@@ -415,7 +415,7 @@ def candidates(problem: Problem, arch: str, *, causal: str, length_class: str) -
     """The legal plans that are worth measuring for a mask form and a length class, one Decision each.
 
     For each number of consumers and of blocks per SM the two longest key tiles that hold, and 128 and 64 keys. Every
-    tile from 64 keys on where two or three consumers have an SM to themselves: the fastest plans are among them, and a
+    tile from 64 keys on where two or more consumers have an SM to themselves: the fastest plans are among them, and a
     budget between two of them would take a much slower one.
     """
     limit, reason = shared_memory(problem, arch)
