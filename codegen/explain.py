@@ -190,10 +190,7 @@ def _show_pass(told: Mapping[str, Any], ridge_flop_per_byte: float | None, at_n:
     """The plans of one pass on one target, how they came about, and what they cost."""
     every = [_key(v) for v in told["variants"]]
     _show_variants(told["variants"], every)
-    named = {v.get("length_class") for v in told["variants"]}
-    limits = [f"{name}: at most {most:,} query rows" for name, most in LENGTH_CLASSES.items() if most and name in named]
-    if limits:
-        click.echo(_wrapped(f"{'; '.join(limits)}; a call runs the first kernel that takes it", "  "))
+    _show_lengths(told["variants"])
     same = [key for key in every if not told["changes"].get(key)]
     if same:
         click.echo(_wrapped(f"{kept} [{_kernels(same, every)}]", "  "))
@@ -233,6 +230,14 @@ def _show_variants(variants: Sequence[Mapping[str, Any]], every: Sequence[str]) 
         console.print(table)
     for line in text.get().splitlines():
         click.echo(f"  {line}".rstrip())
+
+
+def _show_lengths(variants: Sequence[Mapping[str, Any]]) -> None:
+    """The length classes that the kernels are for, if any."""
+    named = {v.get("length_class") for v in variants}
+    limits = [f"{name}: at most {most:,} query rows" for name, most in LENGTH_CLASSES.items() if most and name in named]
+    if limits:
+        click.echo(_wrapped(f"{'; '.join(limits)}; a call runs the first kernel that takes it", "  "))
 
 
 def _show_costs(

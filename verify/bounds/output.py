@@ -266,6 +266,6 @@ class _Block:
 
 
 def _over(numerator: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """numerator / weights; inf beyond 1e308, which says nothing: the range of V takes over."""
+    """numerator / weights; inf beyond 1e308, a bound that says nothing."""
     with np.errstate(over="ignore"):
         return np.asarray(numerator / np.maximum(weights, 1e-300))
