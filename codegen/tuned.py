@@ -65,7 +65,7 @@ def fastest(problem: Problem, arch: str, *, causal: str, length_class: str, tabl
         found = {
             case["length_class"]: case
             for case in table["cases"]
-            if (case["arch"], case["d"], case["dv"], case["causal"]) == wanted
+            if (case["arch"], case["d"], case["dv"], case["causal"]) == wanted and case["plans"]
         }
         for name in classes[classes.index(length_class) :]:
             if name in found:
@@ -74,9 +74,15 @@ def fastest(problem: Problem, arch: str, *, causal: str, length_class: str, tabl
     return None
 
 
-def why_none(problem: Problem, arch: str, *, tables: Path = TABLES) -> str:
-    """Why `fastest` has no plan for a case, and what to do about it."""
+def why_none(problem: Problem, arch: str, *, causal: str, tables: Path = TABLES) -> str:
+    """Why `fastest` has no plan for a case, and what to do about it. causal: "any" for every mask form."""
     names = ", ".join(file.stem for file in sorted(tables.glob("*.json")))
+    if any(
+        (case["arch"], case["d"], case["dv"]) == (arch, problem.d, problem.dv) and causal in ("any", case["causal"])
+        for table in _tables(tables)
+        for case in table["cases"]
+    ):
+        return f"of the plans that the tuning tables ({names}) have for it none fits --sram, --br and --bc"
     widths = f"{problem.d}" + (f"/{problem.dv}" if problem.dv != problem.d else "")
     has = f"none of the tuning tables ({names}) has a plan for it" if names else "there is no tuning table"
     return f"{has}: python -m verify tune --arch {arch} --d {widths} measures one on a card"
@@ -105,7 +111,7 @@ def read(file: Path) -> dict[str, Any]:
     """
     try:
         table = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # the last: too deep to be ours
         raise ToolError(f"{file}: not a tuning table: {error}") from None
     if not isinstance(table, dict) or table.get("format") != FORMAT or not _is_whole(table):
         raise ToolError(f"{file}: not a tuning table ({FORMAT})", "make it again with python -m verify tune")
@@ -116,10 +122,19 @@ def _is_whole(table: Mapping[str, Any]) -> bool:
     """Whether every case and every plan has what this module reads of it."""
     cases = table.get("cases")
     return (
-        "card" in table
+        isinstance(table.get("card"), str)
         and isinstance(cases, list)
-        and all(isinstance(case, dict) and case.keys() >= _CASE and isinstance(case["plans"], list) for case in cases)
+        and all(_is_case(case) for case in cases)
         and all(_is_row(row) for case in cases for row in case["plans"])
+    )
+
+
+def _is_case(case: Any) -> bool:
+    return (
+        isinstance(case, dict)
+        and case.keys() >= _CASE
+        and isinstance(case["plans"], list)
+        and all(isinstance(case[name], str) for name in ("arch", "causal", "length_class", "date"))
     )
 
 
@@ -131,6 +146,7 @@ def _is_row(row: Any) -> bool:
         and row["plan"].keys() >= _TILE
         and isinstance(row["fast_memory_bytes"], int)
         and isinstance(row["relative"], int | float)
+        and 0 < row["relative"] <= 1
     )
 
 

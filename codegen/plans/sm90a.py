@@ -16,7 +16,7 @@ takes the plan of the paper's tile, and says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from codegen import tuned
@@ -99,6 +99,8 @@ class Sm90aPlan(Widths):
         rows_fit = self.br > 0 and self.br % WARPGROUP_ROWS == 0
         if not rows_fit or (self.br // WARPGROUP_ROWS, self.blocks_per_sm) not in REGISTERS:
             raise PlanError(f"Br={self.br}, {self.blocks_per_sm} blocks per SM: no such split into warpgroups")
+        if min(self.stages_k, self.stages_v) < 1:
+            raise PlanError(f"rings of {self.stages_k} K and {self.stages_v} V tiles: each needs one")
         if self.bc % (P_PANEL if self.p_in_shared else GRANULE) or not 0 < self.bc <= MOST_KEYS:
             raise PlanError(f"Bc={self.bc}: not whole granules of keys")
         if self.skips_masked and most_skipped(self.br, self.bc) >= min(self.stages_k, self.stages_v):
@@ -331,7 +333,7 @@ def decide(problem: Problem, arch: str) -> Decision:
             if choice is None or choice.fast_memory_bytes > limit:
                 plans[case], notes[case] = replace(paper, causal=causal), changes
                 continue
-            plan = plans[case] = _measured(problem, choice)
+            plan = plans[case] = _measured(problem, choice, causal)
             what = _difference(problem, paper, plan)
             told = Change(what=what or f"{plan.br} x {plan.bc} as with --tiling paper", why=choice.why)
             notes[case] = (told,) if what else (*steps, told)
@@ -340,7 +342,7 @@ def decide(problem: Problem, arch: str) -> Decision:
         plans, notes, missing = {ANY: paper}, {ANY: changes}, [ANY]
     for case in missing:
         what = f"{paper.br} x {paper.bc} as with --tiling paper"
-        notes[case] += (Change(what=what, why=tuned.why_none(problem, arch)),)
+        notes[case] += (Change(what=what, why=tuned.why_none(problem, arch, causal=case[0])),)
     return _decision(problem, arch, plans, limit, reason, notes)
 
 
@@ -357,20 +359,27 @@ def _difference(problem: Problem, paper: Sm90aPlan, plan: Sm90aPlan) -> str:
     return ", ".join(found)
 
 
-def _measured(problem: Problem, choice: tuned.Choice) -> Sm90aPlan:
+def _measured(problem: Problem, choice: tuned.Choice, causal: str) -> Sm90aPlan:
     """The plan of a row of a tuning table.
 
-    Raises: ToolError where it is none of this planner's, or takes other memory than when it was measured.
+    Raises: ToolError where it is none of this planner's, is for another mask form, or takes other memory than when it
+    was measured.
     """
     again = f"python -m verify tune --arch sm90a --d {problem.d}" + f"/{problem.dv}" * (problem.dv != problem.d)
-    row = f"the tuning table of {choice.card} has a plan that is not this planner's"
+    kinds = {field.name: field.type for field in fields(Sm90aPlan)}  # as annotated: "int"
     try:
+        for name, value in choice.fields.items():
+            if type(value).__name__ != kinds.get(name):
+                raise PlanError(f"{name}: {value!r} is no {kinds.get(name, 'field of a plan')}")
         plan = Sm90aPlan(d=problem.d, dv=problem.dv, **choice.fields)
-    except (TypeError, PlanError) as error:
+        if plan.causal not in ("any", causal):
+            raise PlanError(f"{plan.br} x {plan.bc} for {causal} calls has a kernel of {plan.causal} ones")
+        size = plan.fast_memory_bytes
+        if size != choice.fast_memory_bytes:
+            raise PlanError(f"{plan.br} x {plan.bc} takes {size:,} bytes, not {choice.fast_memory_bytes:,}")
+    except (TypeError, PlanError) as error:  # TypeError: a field is missing
+        row = f"the tuning table of {choice.card} has a plan that is not this planner's"
         raise ToolError(f"{row}: {error}", f"measure it again: {again}") from None
-    if plan.fast_memory_bytes != choice.fast_memory_bytes:
-        why = f"{plan.br} x {plan.bc} takes {plan.fast_memory_bytes:,} bytes, not {choice.fast_memory_bytes:,}"
-        raise ToolError(f"{row}: {why}", f"measure it again: {again}")
     return plan
 
 

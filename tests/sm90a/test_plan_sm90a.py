@@ -146,6 +146,11 @@ def test_tuned_tiling_without_a_table_is_paper_tiling_and_says_so(tables):
     assert after[-1].why.startswith("there is no tuning table: python -m verify tune --arch sm90a --d 64 ")
 
 
+def test_a_budget_below_every_measured_plan_is_what_is_said_to_be_missing():
+    steps = decide(tiling="tuned", archs=["sm90a"], sram_bytes=64 * 1024).changes["sm90a/bf16"]
+    assert steps[-1].why == "of the plans that the tuning tables (h200) have for it none fits --sram, --br and --bc"
+
+
 def test_a_case_that_no_table_has_takes_the_papers_tile_and_says_so(tables):
     plan = sm90a.make_plan(asked(d=64, sram_bytes=LIMIT), 192, 128, (2, 2), causal="full")
     row = {
@@ -222,7 +227,17 @@ def test_no_change_of_the_tuned_plans_leads_to_the_same_tile(kb):
 
 
 @pytest.mark.parametrize(
-    "change, why", [({}, "takes 90,400 bytes, not 10"), ({"bc": 100}, "granules"), ({"speed": 1}, "speed")]
+    "change, why",
+    [
+        ({}, "takes 90,400 bytes, not 10"),
+        ({"bc": 100}, "granules"),
+        ({"speed": 1}, "speed: 1 is no field of a plan"),
+        ({"causal": "causal"}, "192 x 128 for full calls has a kernel of causal ones"),
+        ({"stages_k": "2"}, "stages_k: '2' is no int"),
+        ({"br": 192.0}, "br: 192.0 is no int"),
+        ({"ping_pong": None}, "ping_pong: None is no bool"),
+        ({"stages_v": 0}, "rings of 2 K and 0 V tiles"),
+    ],
 )
 def test_a_table_never_leads_beyond_the_budget_nor_to_another_planners_plan(tables, change, why):
     plan = sm90a.make_plan(asked(d=64, sram_bytes=LIMIT), 192, 128, (2, 2), causal="full")

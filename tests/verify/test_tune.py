@@ -182,6 +182,7 @@ def test_the_next_longer_class_stands_in_for_one_that_the_table_lacks_and_says_s
     def told(*classes):
         sizes = {"short": 64, "medium": 128, "long": 192}
         rows = [case_row(length_class=name, plans=[plan_row(sizes[name], 64, 64, 1.0)]) for name in classes]
+        rows += [case_row(length_class="short") | {"plans": []}] * ("short" not in classes)
         for cases in (rows, rows[::-1]):
             table = tune_report.merged(None, CARD, rows) | {"cases": cases}
             (tables / "h200.json").write_text(json.dumps(table))
@@ -194,6 +195,7 @@ def test_the_next_longer_class_stands_in_for_one_that_the_table_lacks_and_says_s
         ("short", "long"): [(64, ""), (192, "long"), (192, "")],
         ("medium", "long"): [(128, "medium"), (128, ""), (192, "")],
         ("short", "medium"): [(64, ""), (128, ""), None],
+        ("long",): [(192, "long"), (192, "long"), (192, "")],
     }.items():
         assert list(told(*classes)) == [expected, expected], classes
     (tables / "h200.json").write_text(json.dumps(tune_report.merged(None, CARD, [case_row()])))
@@ -203,14 +205,24 @@ def test_the_next_longer_class_stands_in_for_one_that_the_table_lacks_and_says_s
 
 
 NO_ROWS = [{"plan": {}}, *({**plan_row(64, 64, 64, 1), name: "1"} for name in ("relative", "fast_memory_bytes"))]
+NO_ROWS += [{**plan_row(64, 64, 64, 1), "relative": speed} for speed in (float("nan"), -1, 1e999)]
+NO_CASES = [{}, *(case_row(plans=[row]) for row in NO_ROWS), case_row(length_class=["short"]), case_row(date=None)]
 
 
 @pytest.mark.parametrize(
-    "rest", [{}, {"cases": [{}]}, {"cases": 1}, *({"cases": [case_row(plans=[row])]} for row in NO_ROWS)]
+    "rest", [{}, {"cases": 1}, {"cases": [], "card": 1}, *({"cases": [case]} for case in NO_CASES)]
 )
 @pytest.mark.parametrize("name", ["another", tuned.FORMAT])
 def test_a_file_that_is_no_table_is_named(tables, name, rest):
     (tables / "a100.json").write_text(json.dumps({"format": name, "card": "a card", **rest}))
+    tuned._tables.cache_clear()
+    with pytest.raises(ToolError, match=r"a100\.json: not a tuning table"):
+        fastest(tables)
+    tuned._tables.cache_clear()
+
+
+def test_a_file_that_is_too_deep_is_no_table(tables):
+    (tables / "a100.json").write_text("[" * 200_000)
     tuned._tables.cache_clear()
     with pytest.raises(ToolError, match=r"a100\.json: not a tuning table"):
         fastest(tables)
